@@ -499,6 +499,13 @@ impl Decision {
         Self { verdict: Verdict { admission, ..self.verdict }, ..self }
     }
 
+    /// Returns the denial of a check without cost, while its key owes units for this time.
+    #[cfg(feature = "rules")]
+    pub(crate) fn denied_for(self, wait: Duration) -> Self {
+        let admission = Admission::Denied { retry_after: u64::try_from(wait.as_micros()).unwrap_or(u64::MAX) };
+        Self { verdict: Verdict { admission, ..self.verdict }, ..self }
+    }
+
     /// Returns the decision to report out of two on the same request: see [`Verdict::takes_precedence`].
     #[inline]
     pub(crate) fn most_restrictive(self, other: Self) -> Self {

@@ -92,6 +92,7 @@ pub(crate) type HashedHits = SmallVec<[HashedHit; 8]>;
 
 /// The hits of several checks, of which no two are on the same limit and key.
 #[cfg(feature = "rules")]
+#[derive(Clone)]
 pub(crate) struct CombinedHits<Hits, Hit> {
     pub(crate) hits: Hits,
     /// The same keys in other variants of their limits, at the same cost. The keys are charged once, under the variant

@@ -143,7 +143,7 @@ impl GrpcState {
             }
         }
         let mut checks = None;
-        if descriptors.are_plain() {
+        if descriptors.are_plain(&rules) {
             match descriptors.check(&gate, &Denials::default())? {
                 Checks::Ready(outcomes) => {
                     descriptors.check_readable(&Denials::default(), &outcomes)?;
@@ -172,12 +172,17 @@ impl GrpcState {
             outcomes = descriptors.check(gate, &denials)?.outcomes().await;
         }
         let overrides = descriptors.check_overrides(&self.throttles, outcomes.iter().all(Outcome::is_allowed)).await?;
-        if !overrides.iter().all(Overridden::is_allowed) {
+        let is_allowed = overrides.iter().all(Overridden::is_allowed);
+        if !is_allowed {
             for outcome in &outcomes {
                 _ = outcome.refund().await;
             }
         }
-        Ok(self.respond(&gate.rules(), descriptors, (&denials, &outcomes, &overrides)))
+        let is_allowed = is_allowed && outcomes.iter().all(Outcome::is_allowed);
+        let charged = descriptors.charge(gate, &denials, is_allowed).await?;
+        let mut response = self.respond(&gate.rules(), descriptors, (&denials, &outcomes, &overrides));
+        descriptors.show_charged(&charged, &mut response);
+        Ok(response)
     }
 
     /// Counts descriptors that no limit applies to, and unknown plans.

@@ -102,6 +102,7 @@ fn serve(stream: TcpStream, served: &AtomicU32) -> Option<()> {
     }
     served.fetch_add(1, Ordering::SeqCst);
     let length = GREETING.len();
-    let text = format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{GREETING}");
+    let text =
+        format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\nX-Tokens: 2\r\nConnection: close\r\n\r\n{GREETING}");
     reader.get_mut().write_all(text.as_bytes()).ok()
 }

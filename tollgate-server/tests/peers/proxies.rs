@@ -170,6 +170,30 @@ fn envoy_asks_by_its_rate_limit_filter() {
 }
 
 #[test]
+fn envoy_charges_after_the_response() {
+    let Some(envoy) = installed("python/envoy/_bin/envoy") else { return };
+    let setup = Setup::start_section("envoy.md", 2, |page| {
+        // The configuration of the rate limit filter, with the settings of this section in place of its own.
+        let [_, config, changed] = page.blocks("yml")[..] else { panic!("the page has three blocks") };
+        let (before, after) = config.split_once("rate_limits:\n").expect("the virtual host has rate limits");
+        let (_, after) = after.split_once('\n').expect("they have one line");
+        let indent = before.len() - before.trim_end_matches(' ').len();
+        let changed: Vec<&str> = changed.lines().collect();
+        let config = format!("{before}{}\n{after}", changed.join(&format!("\n{}", " ".repeat(indent))));
+        let mut command = Command::new(envoy);
+        command.args(["-c", "envoy.yaml", "--concurrency", "1", "--log-level", "warn", "--disable-hot-restart"]);
+        (command, folder_with(&[("envoy.yaml", &config)]))
+    });
+    setup.await_status("warm-up", 200);
+    // Each response has two tokens, and three are allowed.
+    let statuses = [(); 2].map(|()| setup.get("ann", &[]).map(|response| response.status));
+    assert_eq!(statuses, [Some(200), Some(200)]);
+    setup.await_status("ann", 429);
+    assert_eq!(setup.get("ann", &[]).map(|response| response.status), Some(429));
+    assert_eq!(setup.get("bob", &[]).map(|response| response.status), Some(200));
+}
+
+#[test]
 fn traefik_asks_by_forward_auth() {
     let Some(traefik) = installed("python/bin/traefik") else { return };
     let setup = Setup::start("traefik.md", |page| {

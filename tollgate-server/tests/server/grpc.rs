@@ -179,6 +179,149 @@ async fn hits_are_taken_peeked_and_refunded() {
     assert_eq!(response.statuses.iter().map(remaining).collect::<Vec<_>>(), [(Code::Ok, 0), (Code::Ok, 2)]);
 }
 
+/// Quotas of envoyproxy/ratelimit's `token-quota.sh` and `multiservice-tokenquota.sh`, and a limit for larger charges.
+const QUOTAS: &str = "
+domain: edge
+descriptors:
+  - { key: service, value: service_1, quota_mode: true, rate_limit: { unit: day, requests_per_unit: 1 }, metadata: { name: service_1 } }
+  - { key: service, value: service_2, quota_mode: true, rate_limit: { unit: day, requests_per_unit: 2 }, metadata: { name: service_2 } }
+  - { key: tokens, rate_limit: { unit: day, requests_per_unit: 20 } }
+";
+
+/// The same limits in a rule file. Others than these do not count after the response.
+const NATIVE: &str = "
+limits:
+  - { name: quota, key: 'descriptor:quota', algorithm: fixed_window, limit: 2, window: 1d, count: { when: after } }
+  - { name: tokens, key: 'descriptor:counted', algorithm: fixed_window, limit: 20, window: 1d, count: { when: after } }
+  - { name: bucket, key: 'descriptor:bucket', algorithm: token_bucket, capacity: 20, refill: 1/h, count: { when: after } }
+  - { name: at-once, key: 'descriptor:at-once', algorithm: fixed_window, limit: 20, window: 1d }
+";
+
+/// Runs `sequence` with limits in memory and on Redis.
+async fn on_both_stores<S: Future<Output = ()>>(sequence: impl Fn(RateLimitServiceClient<Channel>) -> S) {
+    let redis = RedisServer::start();
+    for store in [String::new(), format!("store: '{}'\nstore_timeout: 5s\n", redis.url())] {
+        let rules = format!("{store}service: {{ grpc: '127.0.0.1:0', envoy: {{ files: edge.yaml }} }}{NATIVE}");
+        let server =
+            Process::start(folder_with(&[(RULES, &rules), ("edge.yaml", QUOTAS)]), &["serve", "--config", RULES]);
+        let client = RateLimitServiceClient::new(connect(server.address_of("decisions grpc")).await);
+        sequence(client).await;
+    }
+}
+
+/// A descriptor with this number of hits.
+fn hits(name: &str, value: &str, hits: u64) -> RateLimitDescriptor {
+    RateLimitDescriptor { hits_addend: Some(hits), ..descriptor(name, value) }
+}
+
+async fn overall(client: &mut RateLimitServiceClient<Channel>, descriptors: Vec<RateLimitDescriptor>) -> Code {
+    check(client, descriptors).await.expect("a valid request").overall_code()
+}
+
+/// `token-quota.sh` of envoyproxy/ratelimit: each request checks with 0 hits and is charged 1 when its stream is done.
+#[tokio::test]
+async fn charge_after_the_response_denies_later_checks() {
+    on_both_stores(async |mut client| {
+        for (name, value) in [("service", "service_2"), ("quota", "ann")] {
+            for request in 1..=3 {
+                assert_eq!(
+                    overall(&mut client, vec![hits(name, value, 0)]).await,
+                    Code::Ok,
+                    "{name}, request {request}"
+                );
+                let charged = if request < 3 { Code::Ok } else { Code::OverLimit };
+                assert_eq!(
+                    overall(&mut client, vec![hits(name, value, 1)]).await,
+                    charged,
+                    "{name}, request {request}"
+                );
+            }
+            assert_eq!(overall(&mut client, vec![hits(name, value, 0)]).await, Code::OverLimit, "{name}");
+        }
+    })
+    .await;
+}
+
+/// `multiservice-tokenquota.sh` of envoyproxy/ratelimit: the service that the metadata names is charged 1 afterwards.
+#[tokio::test]
+async fn charges_of_one_quota_leave_the_other_one() {
+    on_both_stores(async |mut client| {
+        for service in ["service_1", "service_1", "service_2", "service_2", "service_2"] {
+            let both = vec![hits("service", "service_1", 0), hits("service", "service_2", 0)];
+            let allowed = check(&mut client, both).await.expect("a valid request");
+            assert_eq!(allowed.overall_code(), Code::Ok);
+            let metadata = allowed.dynamic_metadata.expect("the limits have metadata").fields;
+            let Some(Kind::StructValue(metadata)) = &metadata["metadata"].kind else { panic!("{metadata:?}") };
+            assert_eq!(metadata.fields["name"].kind, Some(Kind::StringValue(service.to_owned())));
+            overall(&mut client, vec![hits("service", service, 1)]).await;
+        }
+        let both = vec![hits("service", "service_1", 0), hits("service", "service_2", 0)];
+        assert_eq!(overall(&mut client, both).await, Code::OverLimit);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn late_charge_counts_in_full() {
+    on_both_stores(async |mut client| {
+        for (name, is_late) in [("tokens", true), ("counted", true), ("bucket", true), ("at-once", false)] {
+            let mut status = async |cost| {
+                let response = check(&mut client, vec![hits(name, "ann", cost)]).await.expect("a valid request");
+                (response.overall_code(), response.statuses[0].limit_remaining)
+            };
+            assert_eq!(status(0).await, (Code::Ok, 20), "{name}");
+            assert_eq!(status(15).await, (Code::Ok, 5), "{name}");
+            assert_eq!(status(0).await, (Code::Ok, 5), "{name}");
+            let (charged, left) = status(15).await;
+            assert_eq!(charged, Code::OverLimit, "{name}");
+            let owes = if is_late { (Code::OverLimit, 0) } else { (Code::Ok, 5) };
+            if name == "tokens" || !is_late {
+                assert_eq!(left, owes.1, "{name}");
+            }
+            assert_eq!(status(0).await, owes, "{name}");
+            // A refund pays the debt of 10 units, and the quota is not a debt.
+            let refund = RateLimitDescriptor { is_negative_hits: true, ..hits(name, "ann", 10) };
+            assert_eq!(overall(&mut client, vec![refund]).await, Code::Ok, "{name}");
+            let left = if is_late { 0 } else { 15 };
+            let looked = check(&mut client, vec![hits(name, "ann", 0)]).await.expect("a valid request");
+            assert_eq!(remaining(&looked.statuses[0]), (Code::Ok, left), "{name}");
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn requests_that_say_no_hits_take_nothing_when_they_are_denied() {
+    on_both_stores(async |mut client| {
+        assert_eq!(overall(&mut client, vec![hits("tokens", "ann", 20)]).await, Code::Ok);
+        for _ in 0..3 {
+            assert_eq!(overall(&mut client, vec![descriptor("tokens", "ann")]).await, Code::OverLimit);
+        }
+        assert_eq!(overall(&mut client, vec![hits("tokens", "ann", 0)]).await, Code::Ok);
+    })
+    .await;
+}
+
+/// A check of a key that owes denies its request, so the other descriptors are not charged.
+#[tokio::test]
+async fn check_of_a_key_that_owes_takes_nothing_from_the_others() {
+    on_both_stores(async |mut client| {
+        assert_eq!(overall(&mut client, vec![hits("tokens", "ann", 25)]).await, Code::OverLimit);
+        let both = vec![hits("tokens", "ann", 0), descriptor("at-once", "bob"), hits("tokens", "bob", 3)];
+        let denied = check(&mut client, both).await.expect("a valid request");
+        assert_eq!(denied.overall_code(), Code::OverLimit);
+        let statuses: Vec<_> = denied.statuses.iter().map(remaining).collect();
+        // Hits that were spent are charged nevertheless.
+        assert_eq!(statuses, [(Code::OverLimit, 0), (Code::Ok, 20), (Code::Ok, 17)]);
+        let both = vec![hits("at-once", "bob", 0), hits("tokens", "bob", 0)];
+        let looked = check(&mut client, both).await.expect("a valid request");
+        assert_eq!(looked.statuses.iter().map(remaining).collect::<Vec<_>>(), [(Code::Ok, 20), (Code::Ok, 17)]);
+        let denial = denied.dynamic_metadata.expect("a denial has metadata").fields;
+        assert!(matches!(denial["retry_after"].kind, Some(Kind::NumberValue(wait)) if wait > 0.0 && wait <= 86_400.0));
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_limit_in_the_descriptor_replaces_those_of_the_rule_file() {
     let (_server, mut client) = plain().await;

@@ -11,7 +11,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
 use smallvec::SmallVec;
 
@@ -19,10 +19,8 @@ use super::State;
 use super::outcome::{Outcome, PendingChecks};
 use super::store::{Hits, Store};
 use crate::decision::{Decision, LimitId};
-use crate::limiter::Limiter;
 use crate::limiter::reservation::Settlement;
 use crate::rules::RuleSet;
-use crate::store::memory::HashedHit;
 
 /// A hit that is charged after the response.
 pub(super) struct DeferredHit {
@@ -171,23 +169,23 @@ impl DeferredCharges {
     }
 
     fn begin(&self, DeferredHit { hit, .. }: &DeferredHit, actual: u64) -> Charging {
-        match &self.state.store {
-            _ if actual == 0 => Charging::Done(Settlement::Settled),
-            Store::Memory(limiter) => Charging::Done(charge_in_memory(limiter, hit, actual)),
+        if actual == 0 {
+            return Charging::Done(Settlement::Settled);
+        }
+        let (state, mut hit) = (Arc::clone(&self.state), hit.clone());
+        hit.set_cost(0, actual);
+        let mut charged = Box::pin(async move { state.store.charge(&hit).await });
+        match charged.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            // In memory.
+            Poll::Ready(settlement) => Charging::Done(settlement),
+            // Spawned, so that a client that disconnects meanwhile is charged too.
             #[cfg(feature = "redis")]
-            Store::Redis(limiter) => {
-                let (limiter, mut hit) = (limiter.clone(), hit.clone());
-                hit.set_cost(0, actual);
-                let charged = async move {
-                    let Some(hit) = hit.on_redis().first() else { return Settlement::Settled };
-                    limiter.charge_hit(hit).await.map_or(Settlement::Unreachable, |charged| charged.settlement)
-                };
-                // Spawned, so that a client that disconnects meanwhile is charged too.
-                match &self.runtime {
-                    Some(runtime) => Charging::Task(runtime.spawn(charged)),
-                    None => Charging::Done(Settlement::Unreachable),
-                }
-            }
+            Poll::Pending => match &self.runtime {
+                Some(runtime) => Charging::Task(runtime.spawn(charged)),
+                None => Charging::Done(Settlement::Unreachable),
+            },
+            #[cfg(not(feature = "redis"))]
+            Poll::Pending => Charging::Done(Settlement::Unreachable),
         }
     }
 
@@ -212,11 +210,6 @@ impl Drop for DeferredCharges {
             });
         }
     }
-}
-
-fn charge_in_memory(limiter: &Limiter, hit: &Hits, actual: u64) -> Settlement {
-    let one = hit.hashed().first();
-    one.map_or(Settlement::Settled, |one| limiter.charge_hashed(HashedHit { cost: actual, ..*one }).settlement)
 }
 
 /// A charge that has begun.

@@ -3,13 +3,13 @@
 //! The hits of all checks are combined into one request to the store. If it is denied, nothing is taken, and the outcome
 //! of each check shows its own part: a denial, or the quota that is left.
 
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
-#[cfg(feature = "redis")]
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 #[cfg(feature = "redis")]
-use futures_util::future::join_all;
+use futures_util::future::{join, join_all};
 
 use super::check::{CheckCollector, check_after_decision, check_store};
 #[cfg(feature = "redis")]
@@ -21,12 +21,12 @@ use super::report::KeySource;
 use super::store::Hits;
 use super::store::{Store, StoreUnavailable};
 use super::{Gate, State};
-#[cfg(feature = "redis")]
-use crate::decision::CombinedDecision;
+use crate::decision::{CombinedDecision, Decision};
 use crate::limiter::{CombinedHits, HashedHits, Limiter};
 #[cfg(feature = "redis")]
 use crate::redis::RedisLimiter;
 use crate::rules::{Facts, KeyError, Phase};
+use crate::units::Timestamp;
 
 /// One of several checks that are decided together: see [`Gate::check_together`].
 #[derive(Clone, Copy, Debug)]
@@ -68,7 +68,12 @@ impl Checks {
 struct Collected {
     outcome: Outcome,
     pending: Option<Box<PendingChecks>>,
+    /// Whether a key that owes units denies the check, which costs nothing.
+    denied_if_owing: bool,
 }
+
+/// The position of the hit whose key owes units for longest, and that time.
+type Owing = Option<(usize, Duration)>;
 
 impl Gate {
     /// Checks several requests, or keys of rules, and takes the units of all of them or of none. Returns their outcomes
@@ -101,12 +106,27 @@ impl Gate {
     ///
     /// If a rule that is named does not exist, or no request can have the key. Nothing is taken then.
     pub fn check_together(&self, checks: &[JointCheck<'_>]) -> Result<Checks, KeyError> {
+        self.check_together_unless_owing(checks, |_| false)
+    }
+
+    /// Checks as [`check_together`](Self::check_together) does, but denies the checks at positions for which
+    /// `denied_if_owing` is `true` while their key owes units. These checks cost nothing, and would pass otherwise.
+    ///
+    /// # Errors
+    ///
+    /// As for `check_together`.
+    #[doc(hidden)]
+    pub fn check_together_unless_owing(
+        &self,
+        checks: &[JointCheck<'_>],
+        denied_if_owing: impl Fn(usize) -> bool,
+    ) -> Result<Checks, KeyError> {
         let state = self.0.state.load_full();
         let mut collected = Vec::with_capacity(checks.len());
-        for check in checks {
-            collected.push(Collected::of(&state, check)?);
+        for (position, check) in checks.iter().enumerate() {
+            collected.push(Collected { denied_if_owing: denied_if_owing(position), ..Collected::of(&state, check)? });
         }
-        if collected.len() > 1 {
+        if collected.len() > 1 || collected.iter().any(|one| one.denied_if_owing) {
             let decided = check_collected(&state.store, collected);
             #[cfg(feature = "file")]
             if let Checks::Ready(outcomes) = &decided {
@@ -117,7 +137,9 @@ impl Gate {
             }
             return Ok(decided);
         }
-        let Some(Collected { mut outcome, pending }) = collected.pop() else { return Ok(Checks::Ready(Vec::new())) };
+        let Some(Collected { mut outcome, pending, .. }) = collected.pop() else {
+            return Ok(Checks::Ready(Vec::new()));
+        };
         if !outcome.is_allowed() {
             return Ok(Checks::Ready(vec![outcome]));
         }
@@ -136,6 +158,43 @@ impl Gate {
 }
 
 impl Gate {
+    /// Charges the cost of a check in full, whatever is left, for work that was done: to every limit if
+    /// `is_spent`, or otherwise to limits that count after the response. The check was denied and has taken nothing.
+    ///
+    /// Other algorithms than fixed windows are charged only while the key owes nothing, unless they count after the
+    /// response: denied requests would put off the end of the denial without bound.
+    ///
+    /// # Errors
+    ///
+    /// If the rule that is named does not exist, or no request can have the key.
+    #[doc(hidden)]
+    pub fn charge_check(
+        &self,
+        check: &JointCheck<'_>,
+        is_spent: bool,
+    ) -> Result<impl Future<Output = ()> + Send + use<>, KeyError> {
+        let state = self.0.state.load_full();
+        let Collected { outcome, .. } = Collected::of(&state, check)?;
+        Ok(async move {
+            let rules = &state.rules;
+            for (position, (limit, cost)) in outcome.hits.costs().enumerate().collect::<Vec<_>>() {
+                let is_deferred = rules.is_deferred(rules.owner(limit));
+                if cost == 0 || !(is_spent || is_deferred) {
+                    continue;
+                }
+                let hit = outcome.hits.single(position);
+                if !is_deferred && !rules.is_fixed_window(limit) {
+                    let mut look = hit.clone();
+                    look.set_cost(0, 0);
+                    if state.store.owes(&look, |_| false).await.is_some() {
+                        continue;
+                    }
+                }
+                state.store.charge(&hit).await;
+            }
+        })
+    }
+
     /// Gives the cost of a check back to its limits, as far as it still counts against their keys. The check need not
     /// have been made.
     ///
@@ -168,7 +227,36 @@ impl Collected {
         if !outcome.is_allowed() {
             outcome.hits = state.store.no_hits();
         }
-        Ok(Self { outcome, pending })
+        Ok(Self { outcome, pending, denied_if_owing: false })
+    }
+
+    /// Returns what [`owes`](Self::owes) does in memory, where nothing waits.
+    fn owes_now(&self) -> Owing {
+        match pin!(self.owes()).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(owing) => owing,
+            Poll::Pending => None,
+        }
+    }
+
+    /// Returns how long the key of a check owes units, if it is denied then.
+    async fn owes(&self) -> Owing {
+        if !self.denied_if_owing || !self.outcome.is_allowed() {
+            return None;
+        }
+        let State { rules, store, .. } = &*self.outcome.state;
+        store.owes(&self.outcome.hits, |limit| rules.ban(rules.owner(limit)) == Some(limit)).await
+    }
+}
+
+/// Returns the decision of a check with hits at these positions.
+fn own_decision(combined: &CombinedDecision, own: &[usize], owing: Owing, now: Timestamp) -> Decision {
+    let decision = combined.own_decision(own, now);
+    match owing {
+        Some((hit, wait)) => {
+            let of_hit = own.get(hit).and_then(|position| *combined.each.get(*position)?);
+            of_hit.unwrap_or(decision).denied_for(wait)
+        }
+        None => decision,
     }
 }
 
@@ -230,23 +318,25 @@ fn check_in_memory(limiter: &Limiter, collected: Vec<Collected>) -> Vec<Outcome>
     let variants = limiter.combine_hashed(of_all, &mut hits, |place| places.push(place));
     let positions: Vec<usize> = places.into_iter().map(|place| place.decision(hits.len())).collect();
     let hits = CombinedHits { hits, variants };
-    let combined = match collected.iter().all(|one| one.outcome.is_allowed()) {
+    let owing: Vec<Owing> = collected.iter().map(Collected::owes_now).collect();
+    let is_allowed = owing.iter().all(Option::is_none) && collected.iter().all(|one| one.outcome.is_allowed());
+    let combined = match is_allowed {
         true => limiter.decide_each(&hits),
         false => limiter.peek_each(&hits),
     };
     let mut next = 0;
-    let complete = |Collected { mut outcome, pending }: Collected| {
+    let complete = |(Collected { mut outcome, pending, .. }, owing): (Collected, Owing)| {
         let own = next..next + outcome.hits.len();
         next = own.end;
         if outcome.is_allowed() {
             let own = &positions[own];
-            let decision = combined.own_decision(own, limiter.wall_now());
+            let decision = own_decision(&combined, own, owing, limiter.wall_now());
             // A store in memory leaves nothing to check.
             _ = check_after_decision(&mut outcome, pending, decision, &combined.each_of(own));
         }
         outcome.after_joint_decision(combined.is_taken)
     };
-    collected.into_iter().map(complete).collect()
+    collected.into_iter().zip(owing).map(complete).collect()
 }
 
 /// Decides several checks, all or nothing.
@@ -268,9 +358,22 @@ async fn check_redis_together(limiter: RedisLimiter, collected: Vec<Collected>) 
         crate::redis::take_from_store(&mut hits.hits, |limit| rules.may_change(rules.owner(limit)));
     }
     let positions: Vec<usize> = places.iter().map(|place| place.decision(hits.hits.len())).collect();
-    let (combined, charged) = match collected.iter().all(|one| one.outcome.is_allowed()) {
-        true => limiter.clone().decide_each(hits).await,
-        false => {
+    let is_allowed = collected.iter().all(|one| one.outcome.is_allowed());
+    let owes = join_all(collected.iter().map(Collected::owes));
+    let costs_nothing = hits.hits.iter().all(|hit| crate::redis::cost(hit).1 == 0);
+    // A check that costs nothing can be made at the same time, in the same call.
+    let (owing, decided) = match is_allowed && costs_nothing {
+        true => {
+            let (owing, decided) = join(owes, limiter.clone().decide_each(hits.clone())).await;
+            (owing, Some(decided))
+        }
+        false => (owes.await, None),
+    };
+    let (combined, charged) = match (decided, is_allowed && owing.iter().all(Option::is_none)) {
+        (Some(decided), _) => decided,
+        (None, true) => limiter.clone().decide_each(hits).await,
+        (None, false) if is_allowed => (limiter.peek_each(&hits).await, hits.hits),
+        (None, false) => {
             // Nothing is taken. Known denials are reported, and count towards bans.
             let mut each: Vec<_> =
                 hits.hits.iter().chain(&hits.variants).map(|hit| limiter.known_denial_of(hit)).collect();
@@ -279,7 +382,7 @@ async fn check_redis_together(limiter: RedisLimiter, collected: Vec<Collected>) 
         }
     };
     let mut next = 0;
-    let complete = collected.into_iter().map(|Collected { mut outcome, pending }| {
+    let complete = collected.into_iter().zip(owing).map(|(Collected { mut outcome, pending, .. }, owing)| {
         let own = next..next + outcome.hits.len();
         next = own.end;
         let (places, own) = (&places[own.clone()], &positions[own]);
@@ -287,7 +390,7 @@ async fn check_redis_together(limiter: RedisLimiter, collected: Vec<Collected>) 
             crate::redis::set_receipts(hits, &charged, places);
             crate::redis::set_decided(hits, &combined.each_of(own));
         }
-        let decided = outcome.is_allowed().then(|| combined.own_decision(own, limiter.now()));
+        let decided = outcome.is_allowed().then(|| own_decision(&combined, own, owing, limiter.now()));
         let limiter = limiter.clone();
         async move {
             let Some(decided) = decided else { return outcome };

@@ -1,6 +1,7 @@
 //! The store of a gate: this process's memory or, with the feature `redis`, Redis.
 
 use std::fmt;
+use std::time::Duration;
 
 #[cfg(feature = "redis")]
 use smallvec::SmallVec;
@@ -352,6 +353,45 @@ impl Store {
             _ => unreachable!("hits are made for this store"),
         }
         Ok(())
+    }
+
+    /// Returns the hit whose key owes units for longest, with that time. `None` if none owes any, or the store does not reply.
+    pub(super) async fn owes(&self, hits: &Hits, is_ban: impl Fn(LimitId) -> bool) -> Option<(usize, Duration)> {
+        let mut longest: Option<(usize, Duration)> = None;
+        let limits = hits.costs().enumerate().filter(|(_, (limit, cost))| *cost == 0 && !is_ban(*limit));
+        for (position, _) in limits {
+            let wait = match (self, hits) {
+                (Self::Memory(limiter), Hits::Memory(hits)) => {
+                    hits.get(position).and_then(|hit| limiter.owes_for(*hit))
+                }
+                #[cfg(feature = "redis")]
+                (Self::Redis(limiter), Hits::Redis(hits)) => {
+                    limiter.owes_hits(hits.get(position..=position).unwrap_or_default()).await.ok().flatten()
+                }
+                #[cfg(feature = "redis")]
+                _ => None,
+            };
+            if let Some(wait) = wait.filter(|wait| longest.is_none_or(|(_, longest)| *wait > longest)) {
+                longest = Some((position, wait));
+            }
+        }
+        longest
+    }
+
+    /// Charges units that were spent already to the key of the first hit, whatever is left.
+    pub(super) async fn charge(&self, hit: &Hits) -> Settlement {
+        match (self, hit) {
+            (Self::Memory(limiter), Hits::Memory(hits)) => {
+                hits.first().map_or(Settlement::Settled, |hit| limiter.charge_hashed(*hit).settlement)
+            }
+            #[cfg(feature = "redis")]
+            (Self::Redis(limiter), Hits::Redis(hits)) => {
+                let Some(hit) = hits.first() else { return Settlement::Settled };
+                limiter.charge_hit(hit).await.map_or(Settlement::Unreachable, |charged| charged.settlement)
+            }
+            #[cfg(feature = "redis")]
+            _ => Settlement::Unreachable,
+        }
     }
 
     /// Settles the hit at index `hit` at its actual cost.

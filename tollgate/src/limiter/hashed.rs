@@ -58,10 +58,9 @@ impl Limiter {
     }
 
     /// Returns the time until the key of a hit owes nothing, or `None` if it owes nothing now.
-    #[allow(dead_code, reason = "the next commits use it")]
     pub(crate) fn owes_for(&self, hit: HashedHit) -> Option<Duration> {
-        let _ = hit;
-        None
+        let inner = &*self.0;
+        inner.store.owes_for(&inner.limits, hit, self.now()).map(Duration::from_micros)
     }
 
     /// Returns the decision on the hits, taking nothing.

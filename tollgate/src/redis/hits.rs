@@ -71,6 +71,16 @@ impl RedisLimiter {
         self.send_each(hits, ScriptRequest::Credit).await
     }
 
+    /// Returns the decision of each hit, and then of each variant, taking nothing. A hit that is allowed shows the quota
+    /// that is left.
+    pub(crate) async fn peek_each(&self, combined: &CombinedHits<RedisHits, RedisHit>) -> CombinedDecision {
+        let hits: Vec<RedisHit> = combined.hits.iter().chain(&combined.variants).cloned().collect();
+        let peeked = self.peek_each_on_store(&hits).await.into_iter().zip(&hits).map(|(own, hit)| {
+            own.map(|own| if own.is_allowed() { own.with_more_remaining(hit.script_hit.cost) } else { own })
+        });
+        CombinedDecision { is_taken: false, delay: Duration::ZERO, each: peeked.collect() }
+    }
+
     /// Takes all hits, or none. Returns the decision of each hit, and then of each variant, and the hits with their
     /// receipts. A hit that is allowed while another one is denied shows the quota that is left.
     pub(crate) async fn decide_each(
@@ -81,12 +91,8 @@ impl RedisLimiter {
         // Other variants are not charged, so they are checked before.
         let of_variants = self.peek_each_on_store(&variants).await;
         if of_variants.iter().flatten().any(|own| !own.is_allowed()) {
-            let peeked = self.peek_each_on_store(&hits).await.into_iter().chain(of_variants);
-            let each = peeked.zip(hits.iter().chain(&variants)).map(|(own, hit)| {
-                own.map(|own| if own.is_allowed() { own.with_more_remaining(hit.script_hit.cost) } else { own })
-            });
-            let each = each.collect();
-            return (CombinedDecision { is_taken: false, delay: Duration::ZERO, each }, hits);
+            let combined = CombinedHits { hits, variants };
+            return (self.peek_each(&combined).await, combined.hits);
         }
         let (decision, hits) = self.clone().decide_hits(hits, None).await;
         let each = hits.iter().map(|hit| match hit.decided {

@@ -529,6 +529,7 @@ impl Rule {
     /// ```
     pub fn count(mut self, answers: StatusSet) -> Self {
         self.response_settlement.count = (answers != StatusSet::all()).then_some(answers);
+        self.response_settlement.when = CountWhen::Arrival;
         self
     }
 
@@ -552,9 +553,10 @@ impl Rule {
     ///     .count_after(StatusSet::none().status(StatusCode::UNAUTHORIZED));
     /// # Ok::<(), tollgate::InvalidLimit>(())
     /// ```
-    pub fn count_after(mut self, answers: StatusSet) -> Self {
-        self.response_settlement.when = CountWhen::After;
-        self.count(answers)
+    pub fn count_after(self, answers: StatusSet) -> Self {
+        let mut rule = self.count(answers);
+        rule.response_settlement.when = CountWhen::After;
+        rule
     }
 
     /// Settles each request at the whole number in this header of its *response*. Without such a number, the cost stays

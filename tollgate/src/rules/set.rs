@@ -33,6 +33,7 @@ use super::request::{TokenStatus, Tokens};
 use super::response::ResponseSettlement;
 use super::rule::{Missing, Mode, Rule};
 use super::{ExpressionField, Facts, KeyPart, PathReading, Request};
+use crate::algorithm::Algorithm;
 use crate::decision::{Generation, LimitId};
 #[cfg(feature = "file")]
 use crate::demand::Observer;
@@ -579,6 +580,20 @@ impl RuleSet {
     #[inline]
     pub(crate) fn have_deferred(&self) -> bool {
         self.0.have_deferred
+    }
+
+    /// Returns `true` if any rule counts requests only after their responses: a check that costs something is a charge for
+    /// a request that was served.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn have_late_charges(&self) -> bool {
+        self.have_deferred()
+    }
+
+    /// Returns `true` if a limit of the store is a fixed window.
+    pub(crate) fn is_fixed_window(&self, limit: LimitId) -> bool {
+        let limit = self.0.limits.get(limit.index());
+        limit.is_some_and(|limit| matches!(limit.algorithm(), Algorithm::FixedWindow(_)))
     }
 
     /// Returns `true` if a rule counts requests only after their responses.

@@ -19,6 +19,8 @@ mod growth;
 #[cfg(all(test, loom))]
 mod loom_models;
 mod multi_key;
+#[cfg(feature = "rules")]
+mod owes;
 mod slow_path;
 mod snapshot;
 mod table;

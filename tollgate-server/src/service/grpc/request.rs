@@ -34,6 +34,8 @@ pub(super) struct Descriptors<'r> {
 pub(super) struct Descriptor<'r> {
     entries: SmallVec<[(&'r str, &'r str); 4]>,
     cost: u64,
+    /// Whether the request says how many hits there are.
+    is_explicit: bool,
     is_refund: bool,
     pub(super) target: Target<'r>,
 }
@@ -96,7 +98,7 @@ impl<'r> Descriptors<'r> {
         }
         .into_iter();
         // A request cannot ask for no hits, because 0 is what clients send that do not set the field.
-        let cost = u64::from(*hits_addend).max(1);
+        let cost = Some(u64::from(*hits_addend)).filter(|hits| *hits > 0);
         let each = descriptors.iter().enumerate().map(|(index, descriptor)| {
             let found = found.next().unwrap_or(DescriptorMatch::NoLimit);
             Descriptor::read(descriptor, found, cost)
@@ -105,12 +107,14 @@ impl<'r> Descriptors<'r> {
         Ok(Self { domain, each: each.collect::<Result<_, _>>()? })
     }
 
-    /// Returns whether one check decides the request: nothing is refunded, and limits are neither in descriptors nor in
-    /// quota mode.
-    pub(super) fn are_plain(&self) -> bool {
-        let is_plain =
-            |one: &Descriptor<'_>| !one.is_refund && !one.is_quota() && !matches!(one.target, Target::Override(..));
-        self.each.iter().all(is_plain)
+    /// Returns whether one check decides the request: nothing is refunded, looked at or charged whatever is left, and
+    /// limits are neither in descriptors nor in quota mode.
+    pub(super) fn are_plain(&self, rules: &RuleSet) -> bool {
+        let is_plain = |one: &Descriptor<'_>| {
+            let is_counted = one.is_counted() && !one.is_spent() && !one.is_quota();
+            is_counted && !matches!(one.target, Target::Override(..))
+        };
+        !rules.have_late_charges() && self.each.iter().all(is_plain)
     }
 
     /// Returns the descriptors that no limit of the rule file applies to, or whose plan is unknown. Those that
@@ -139,11 +143,37 @@ impl<'r> Descriptors<'r> {
         checked.map(|(index, _)| index).filter(move |index| !is_denied(*index))
     }
 
-    /// Checks all descriptors but those of `denials`. A refund only peeks.
+    /// Checks all descriptors but those of `denials`. A refund only peeks. A check without hits is denied while its key
+    /// owes units.
     pub(super) fn check(&self, gate: &Gate, denials: &Denials) -> Result<Checks, Status> {
         let checked = self.checked(denials).map(|index| &self.each[index]);
-        let checked = checked.map(|one| (one, if one.is_refund { 0 } else { one.cost })).collect();
-        self.with_checks(checked, |checks| gate.check_together(checks)).map_err(|_| changed())
+        let checked: SmallVec<[_; 4]> = checked.map(|one| (one, if one.is_refund { 0 } else { one.cost })).collect();
+        let looks: SmallVec<[bool; 4]> = checked.iter().map(|(one, _)| one.is_look()).collect();
+        self.with_checks(checked, |checks| gate.check_together_unless_owing(checks, |position| looks[position]))
+            .map_err(|_| changed())
+    }
+
+    /// Charges hits that were spent already and that the decision has not taken: those of `denials`, and all if the
+    /// request was denied. Returns the positions of their descriptors.
+    pub(super) async fn charge(
+        &self,
+        gate: &Gate,
+        denials: &Denials,
+        is_allowed: bool,
+    ) -> Result<SmallVec<[usize; 2]>, Status> {
+        let denied = denials.0.iter().map(|(index, _)| *index);
+        let others = self.checked(denials).filter(|_| !is_allowed);
+        let untaken = denied.chain(others).filter(|index| self.each[*index].is_counted());
+        let late = gate.rules().have_late_charges();
+        let charged: SmallVec<[usize; 2]> = untaken.filter(|index| late || self.each[*index].is_spent()).collect();
+        let charges = charged.iter().map(|index| (&self.each[*index], self.each[*index].cost)).collect();
+        let charges = self.with_checks(charges, |checks| {
+            let each = checks.iter().zip(&charged);
+            each.map(|(check, index)| gate.charge_check(check, self.each[*index].is_spent()))
+                .collect::<Result<Vec<_>, _>>()
+        });
+        join_all(charges.map_err(|_| changed())?).await;
+        Ok(charged.into_iter().filter(|index| self.each[*index].is_spent()).collect())
     }
 
     /// Checks that limits could read all descriptors. A value that is ambiguous is an error of the question, not a denial.
@@ -281,7 +311,11 @@ impl<'r> Descriptors<'r> {
 }
 
 impl<'r> Descriptor<'r> {
-    fn read(descriptor: &'r RateLimitDescriptor, found: DescriptorMatch<'r>, cost: u64) -> Result<Self, String> {
+    fn read(
+        descriptor: &'r RateLimitDescriptor,
+        found: DescriptorMatch<'r>,
+        cost: Option<u64>,
+    ) -> Result<Self, String> {
         let RateLimitDescriptor { entries, limit, hits_addend, is_negative_hits } = descriptor;
         if entries.is_empty() {
             return Err(" has no entries: send at least one".to_owned());
@@ -303,7 +337,8 @@ impl<'r> Descriptor<'r> {
             (None, DescriptorMatch::Limited(found)) => Target::Found(found),
         };
         let entries = entries.iter().map(|entry| (entry.key.as_str(), entry.value.as_str())).collect();
-        Ok(Self { entries, cost: hits_addend.unwrap_or(cost), is_refund: *is_negative_hits, target })
+        let hits = hits_addend.or(cost);
+        Ok(Self { entries, cost: hits.unwrap_or(1), is_explicit: hits.is_some(), is_refund: *is_negative_hits, target })
     }
 
     /// Returns the names of the entries.
@@ -311,9 +346,25 @@ impl<'r> Descriptor<'r> {
         self.entries.iter().map(|(name, _)| *name)
     }
 
+    /// Returns the number of hits.
+    pub(super) fn hits(&self) -> u64 {
+        self.cost
+    }
+
     /// Returns whether the check takes units.
     fn is_counted(&self) -> bool {
         self.cost > 0 && !self.is_refund
+    }
+
+    /// Returns whether the descriptor only asks if its key has exceeded its limit.
+    fn is_look(&self) -> bool {
+        self.cost == 0 && !self.is_refund
+    }
+
+    /// Returns whether the hits were spent already, as far as the request shows: ratelimit counts every hit, and those
+    /// whose number is known only after the response have to count in full.
+    fn is_spent(&self) -> bool {
+        self.is_explicit && self.is_counted() && matches!(self.target, Target::Found(_))
     }
 
     /// Returns whether limits of the rule file, or of envoyproxy/ratelimit's files, count the descriptor.

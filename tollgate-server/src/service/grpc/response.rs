@@ -53,6 +53,16 @@ pub(super) fn build(
     }
 }
 
+impl Descriptors<'_> {
+    /// Shows what is left after the charges of a denied request.
+    pub(super) fn show_charged(&self, charged: &[usize], response: &mut RateLimitResponse) {
+        for index in charged {
+            let left = &mut response.statuses[*index].limit_remaining;
+            *left = left.saturating_sub(saturated(self.each[*index].hits()));
+        }
+    }
+}
+
 /// Builds the response to a request that is denied because no limit applies to some of its descriptors.
 pub(super) fn of_unknown(descriptors: &Descriptors<'_>, unknown: &[(usize, Unknown)]) -> RateLimitResponse {
     let mut statuses: Vec<DescriptorStatus> = descriptors.each.iter().map(|one| without_limit(&one.target)).collect();
