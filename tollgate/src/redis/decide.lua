@@ -1123,10 +1123,10 @@ local function owe(k, p, units, ceiling)
     local held, block, count, gone = max(newest, now), 1, 0, 0
     if total > 0 then
       block, count, gone = split_by_time(log, held - window)
-      -- The oldest entries can be dropped if two quotas stay: reservations give back one at most, and without the dropped
-      -- entries the log still exceeds every limit.
-      local beyond = has + counted - 2 * ceiling
-      if beyond > 0 then block, count = split_by_units(log, gone + beyond) end
+      -- From a log that is too long, the oldest entries are dropped as far as two quotas stay: reservations give back one at
+      -- most, and without the dropped entries the log still exceeds every limit.
+      local entries, beyond = #log.index / INDEX * BLOCK + #log.tail / ENTRY, has + counted - 2 * ceiling
+      if beyond > 0 and entries > max(2 * ceiling, BLOCK) then block, count = split_by_units(log, gone + beyond) end
     end
     return {
       empty = total == 0, block = block, count = count, at = held, add = counted, ceiling = ceiling, most = WRAP,

@@ -322,5 +322,25 @@ mod tests {
         }
     }
 
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_log_of_charges_beyond_the_quota_stays_short() {
+        let server = RedisServer::start();
+        let clock = ManualClock::at(START);
+        let limit = Limit::new("limit", SlidingWindowLog::new(10, MINUTE)).unwrap();
+        let limiter = RedisLimiter::builder(server.url()).limit(limit).store_timeout(20 * SECOND);
+        let limiter = limiter.clock(clock.clone()).connect().await.unwrap();
+        let hits = limiter.hits_for_key("key".into(), 1);
+        for _ in 0..1_000 {
+            clock.advance(SECOND / 1_000);
+            let settled = limiter.charge_hit(&hits[0]).await.unwrap();
+            assert!(matches!(settled.settlement, Settlement::Settled | Settlement::Owed { units: 1 }), "{settled:?}");
+        }
+        let length: u64 = redis::cmd("STRLEN").arg("rate_limit:{limit|key}").query(&mut server.connection()).unwrap();
+        assert!(length < 4_000, "{length} bytes");
+        // The last ten entries decide.
+        let denied = limiter.check("key").await;
+        assert_eq!(denied.retry_after(), Some(MINUTE - SECOND * 9 / 1_000));
+    }
+
     const MICRO: Duration = Duration::from_micros(1);
 }
