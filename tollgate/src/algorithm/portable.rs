@@ -220,31 +220,6 @@ impl Compiled {
         }
     }
 
-    /// Returns the same limit with a quota of one unit more. It denies a request of one unit exactly while a key counts more
-    /// than this limit's quota.
-    #[cfg(feature = "rules")]
-    pub(crate) fn with_one_more(&self) -> Self {
-        let mut larger = self.clone();
-        match &mut larger {
-            Self::Interval(algorithm) => algorithm.capacity += 1,
-            Self::ClockWindow(algorithm) => algorithm.limit += 1,
-            Self::OpenedWindow(algorithm) => algorithm.limit += 1,
-            Self::Counter(algorithm) => algorithm.limit += 1,
-            Self::Log(log) => (log.limit, log.counted) = (log.limit + 1, Counted::Admitted),
-            Self::Meter(_) | Self::WideMeter(_) | Self::Strikes(_) => {}
-        }
-        match self.bucket() {
-            Some(numbers) => {
-                let max_wait = numbers.max_wait.map(|_| crate::units::MAX_SPAN.as_micros() as u64);
-                meter::compile_reduced(
-                    meter::Reduced { capacity: numbers.capacity + 1, max_wait, ..numbers },
-                    MAX_COUNTED,
-                )
-            }
-            None => larger,
-        }
-    }
-
     /// Returns the same limit with room for any state of a store, including charges under higher quotas.
     pub(crate) fn with_room(&self) -> Self {
         match self {

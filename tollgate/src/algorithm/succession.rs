@@ -10,6 +10,8 @@ use std::sync::atomic::AtomicU64;
 
 use super::arithmetic::{Pair, bits_for};
 use super::sliding_window_counter::Counter;
+#[cfg(feature = "rules")]
+use super::sliding_window_log::Counted;
 use super::sliding_window_log::Log;
 use super::{Compiled, LimitAlgorithm, MAX_COUNTED, meter};
 use crate::units::{MAX_SPAN, Timestamp};
@@ -141,6 +143,31 @@ impl Compiled {
     /// Returns the same limit in a layout that has room for the largest debt.
     pub(crate) fn wide(&self) -> Self {
         self.with_ceiling(MAX_COUNTED)
+    }
+
+    /// Returns the same limit with a quota of one unit more. It denies a request of one unit exactly while a key counts more
+    /// than this limit's quota.
+    #[cfg(feature = "rules")]
+    pub(crate) fn with_one_more(&self) -> Self {
+        let mut larger = self.clone();
+        match &mut larger {
+            Self::Interval(algorithm) => algorithm.capacity += 1,
+            Self::ClockWindow(algorithm) => algorithm.limit += 1,
+            Self::OpenedWindow(algorithm) => algorithm.limit += 1,
+            Self::Counter(algorithm) => algorithm.limit += 1,
+            Self::Log(log) => (log.limit, log.counted) = (log.limit + 1, Counted::Admitted),
+            Self::Meter(_) | Self::WideMeter(_) | Self::Strikes(_) => {}
+        }
+        match self.bucket() {
+            Some(numbers) => {
+                let max_wait = numbers.max_wait.map(|_| MAX_SPAN.as_micros() as u64);
+                meter::compile_reduced(
+                    meter::Reduced { capacity: numbers.capacity + 1, max_wait, ..numbers },
+                    MAX_COUNTED,
+                )
+            }
+            None => larger,
+        }
     }
 
     /// Returns the same limit with a reference to the largest quota of its name, which a reload may raise while this

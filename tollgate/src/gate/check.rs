@@ -29,7 +29,9 @@ impl Outcome {
     #[inline]
     pub(crate) fn check(&mut self, facts: &Facts<'_>) -> Option<RemoteCheck> {
         // The response of a request that is served elsewhere is unknown.
-        self.may_defer = self.state.rules.have_deferred() && !facts.is_served_elsewhere();
+        if self.state.rules.have_deferred() && !facts.is_served_elsewhere() {
+            self.selected_by = SelectedBy::RulesUntilResponse;
+        }
         if self.state.rules.read_tokens() {
             return check_in_phases(self, facts);
         }
@@ -423,7 +425,7 @@ fn check_unless_known(
     denied: Option<Decision>,
     each: &[Option<Decision>],
 ) -> Option<RemoteCheck> {
-    if outcome.may_defer {
+    if outcome.selected_by == SelectedBy::RulesUntilResponse {
         defer_in_memory(outcome, &mut pending, denied.is_some());
     }
     let decision = match &outcome.state.store {
@@ -501,7 +503,8 @@ pub(super) fn charged_to_store(remote: RemoteCheck) -> RemoteCheck {
 pub(super) async fn check_redis(mut outcome: Outcome, remote: RemoteCheck) -> Outcome {
     let RemoteCheck { mut pending, limiter, open, charge } = remote;
     let is_denied = !matches!(open, Open::Enforced);
-    let has_failed = outcome.may_defer && !defer_on_redis(&mut outcome, &mut pending, is_denied).await;
+    let may_defer = outcome.selected_by == SelectedBy::RulesUntilResponse;
+    let has_failed = may_defer && !defer_on_redis(&mut outcome, &mut pending, is_denied).await;
     let state = outcome.state.clone();
     let decide = |hits: &Hits| {
         let mut hits = match hits {

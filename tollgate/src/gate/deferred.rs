@@ -65,24 +65,23 @@ fn take_nothing(hits: &mut Hits, deferred: &[DeferredHit], first: usize) {
 #[inline(never)]
 pub(super) fn defer_in_memory(outcome: &mut Outcome, pending: &mut Option<Box<PendingChecks>>, is_denied: bool) {
     let Outcome { state, hits, .. } = outcome;
-    let Store::Memory(limiter) = &state.store else { return };
+    let Some(limiter) = state.store.in_memory() else { return };
     let fits = |deferred: &[DeferredHit]| {
         !deferred.is_empty() && limiter.peek_hashed(together(&state.store, deferred).hashed()).is_allowed()
     };
     let mut all = DeferredHits::new();
     let enforced = of_hits(&state.rules, hits, 0);
-    let mut number = hits.len();
+    let shadow = hits.len()..;
     if !is_denied && fits(&enforced) {
         take_nothing(hits, &enforced, 0);
         all.extend(enforced);
     }
-    for (_, hits) in pending.iter_mut().flat_map(|pending| &mut pending.shadow_hits) {
+    for (number, (_, hits)) in shadow.zip(pending.iter_mut().flat_map(|pending| &mut pending.shadow_hits)) {
         let shadow = of_hits(&state.rules, hits, number);
         if fits(&shadow) {
             take_nothing(hits, &shadow, number);
             all.extend(shadow);
         }
-        number += 1;
     }
     if !all.is_empty() {
         pending.get_or_insert_default().deferred = all;

@@ -65,8 +65,6 @@ pub struct Outcome {
     pub(super) extras: Option<Box<Extras>>,
     pub(super) token: TokenStatus,
     pub(super) signatures_verified: u8,
-    /// Whether limits may count the request only after its response.
-    pub(super) may_defer: bool,
     /// One bit for each of the first 32 limits, set when the limit is settled, so that each is settled once. [`Extras`]
     /// has the bits of the others.
     pub(super) settled: AtomicU32,
@@ -116,6 +114,8 @@ pub(super) struct Extras {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum SelectedBy {
     Rules,
+    /// The rules, and this process sees the response, so that limits may count the request only then.
+    RulesUntilResponse,
     /// The caller, so any cost may be an estimate.
     Name,
 }
@@ -208,7 +208,6 @@ impl Outcome {
             extras: None,
             token: TokenStatus::NotRead,
             signatures_verified: 0,
-            may_defer: false,
             settled: AtomicU32::new(0),
             settled_at: OnceLock::new(),
         }

@@ -45,6 +45,10 @@ pub(crate) enum CostMistake {
     NotMatched,
 }
 
+/// A hit to settle: its index, its actual cost, whether nobody has settled it before, and its charge if it counts after the
+/// response.
+type Settling = (usize, u64, bool, Option<Charging>);
+
 impl Outcome {
     /// Returns why a reported cost settles nothing, if that is a mistake of the handler. A client that is exempt, or a rule
     /// that is disabled, is none.
@@ -207,7 +211,7 @@ impl Outcome {
     ) -> Option<Settlement> {
         let rules = &self.state.rules;
         // Claim all before settling any, so that of two concurrent calls, one finds nothing to do.
-        let to_settle: SmallVec<[(usize, u64, bool, Option<Charging>); 2]> = (0..)
+        let to_settle: SmallVec<[Settling; 2]> = (0..)
             .zip(hits.costs())
             .filter_map(|(index, (limit, _))| {
                 let rule = rules.owner(limit);
