@@ -448,11 +448,11 @@ impl Limiter {
     /// # Ok::<(), tollgate::InvalidLimit>(())
     /// ```
     pub fn settle(&self, reservation: Reservation, actual: u64) -> Settlement {
-        let Reservation { limiter, hits, decision, expires_at, open: _open } = reservation;
+        let Reservation { limiter, hits, decision, expires_at, open } = reservation;
         if limiter.now() >= expires_at {
             return Settlement::Expired;
         }
-        limiter.settle_hashed(&hits, &decision, actual)
+        limiter.settle_hashed(&hits, (decision.at, decision.wall_offset), actual, |hit| open.close(hit))
     }
 
     /// Gives back the units of a reservation.
@@ -464,7 +464,7 @@ impl Limiter {
     /// - A queue gives back nothing, because later requests already have their delays.
     /// - If the wall clock was stepped since the reservation, nothing is given back.
     ///
-    /// Do not refund after a [`reset`](Self::reset), which has already given the units back. If the key was evicted for
+    /// After a [`reset`](Self::reset) of the key, which has already given the units back, nothing is given back. If the key was evicted for
     /// lack of memory ([`Overflow`]), the charge is subtracted from the estimate for evicted keys, if a slot is free.
     ///
     /// ```
@@ -484,15 +484,18 @@ impl Limiter {
         self.settle(reservation, 0)
     }
 
-    /// Corrects the cost that a decision took to the actual cost.
-    pub(crate) fn settle_hashed(&self, hits: &[HashedHit], decision: &Decision, actual: u64) -> Settlement {
-        self.settle_hashed_at(hits, decision.at, decision.wall_offset, actual)
-    }
-
-    fn settle_hashed_at(&self, hits: &[HashedHit], at: Timestamp, wall_offset: i64, actual: u64) -> Settlement {
-        let owed = hits.iter().filter(|hit| hit.cost > actual);
-        let owed: HashedHits = owed.map(|hit| HashedHit { cost: hit.cost - actual, ..*hit }).collect();
-        self.give_back(&owed, at, wall_offset);
+    /// Corrects the cost that hits took at `at` to the actual cost. `wall_offset` is that of their decision. A hit that does not count any more, because its key was
+    /// reset, gives nothing back.
+    pub(crate) fn settle_hashed(
+        &self,
+        hits: &[HashedHit],
+        (at, wall_offset): (Timestamp, i64),
+        actual: u64,
+        still_counts: impl Fn(usize) -> bool,
+    ) -> Settlement {
+        let surplus = hits.iter().enumerate().filter(|(index, hit)| still_counts(*index) && hit.cost > actual);
+        let surplus: HashedHits = surplus.map(|(_, hit)| HashedHit { cost: hit.cost - actual, ..*hit }).collect();
+        self.give_back(&surplus, at, wall_offset);
         let now = self.now();
         let excess = hits.iter().filter(|hit| hit.cost < actual);
         let charged = excess.map(|hit| self.charge_at(HashedHit { cost: actual - hit.cost, ..*hit }, now));

@@ -58,16 +58,18 @@ impl OpenCharges {
         Some(OpenId { key, id })
     }
 
-    /// Ends an open charge, unless it has ended.
-    pub(crate) fn close(&self, OpenId { key, id }: OpenId) {
+    /// Ends an open charge. Returns `false` if it has ended before.
+    pub(crate) fn close(&self, OpenId { key, id }: OpenId) -> bool {
         let mut shard = self.shard(key).lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(open) = shard.get_mut(&key) else { return };
+        let Some(open) = shard.get_mut(&key) else { return false };
         let before = open.len();
         open.retain(|one| one.id != id);
-        self.count.fetch_sub(before - open.len(), Ordering::Relaxed);
+        let closed = before - open.len();
+        self.count.fetch_sub(closed, Ordering::Relaxed);
         if open.is_empty() {
             shard.remove(&key);
         }
+        closed > 0
     }
 
     /// Ends all open charges of a key.
@@ -106,17 +108,22 @@ impl Held {
         Self { of: of.clone(), each: each.collect() }
     }
 
-    /// Ends the open charge of one hit.
-    pub(crate) fn close(&self, hit: usize) {
-        if let Some(Some(id)) = self.each.get(hit) {
-            self.of.close(*id);
-        }
+    /// Ends the open charge of one hit. Returns `false` if a reset of the key has ended it: nothing of it counts any more.
+    pub(crate) fn close(&self, hit: usize) -> bool {
+        self.each.get(hit).copied().flatten().is_none_or(|id| self.of.close(id))
+    }
+
+    /// Ends all open charges. Returns `false` if resets have ended them before.
+    #[cfg(feature = "file")]
+    pub(crate) fn close_all(&self) -> bool {
+        let closed = self.each.iter().flatten().filter(|id| self.of.close(**id)).count();
+        closed > 0 || self.each.iter().flatten().next().is_none()
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.each.iter().flatten().for_each(|id| self.of.close(*id));
+        self.each.iter().flatten().for_each(|id| _ = self.of.close(*id));
     }
 }
 
@@ -142,10 +149,9 @@ mod tests {
         let deadlines = |now| open.of(7, now).iter().map(|open| open.until).collect::<Vec<_>>();
         assert_eq!(deadlines(5), [20, 30]);
         assert_eq!(deadlines(20), [30]);
-        open.close(first);
-        open.close(first);
+        assert!(open.close(first) && !open.close(first));
         assert_eq!(deadlines(5), [20]);
-        open.close(second);
+        assert!(open.close(second));
         assert!(deadlines(0).is_empty() && !open.is_empty());
         open.close_all(8);
         assert!(open.is_empty());
@@ -156,7 +162,7 @@ mod tests {
         let open = OpenCharges::default();
         let ids: Vec<_> = (0..MOST as u64).map(|key| open.open(key, charge(0), 9).expect("there is room")).collect();
         assert!(open.open(1, charge(0), 9).is_none());
-        open.close(ids[5]);
+        assert!(open.close(ids[5]));
         assert!(open.open(1, charge(0), 9).is_some());
     }
 }

@@ -131,6 +131,19 @@ fn a_reload_keeps_units_pending() {
     }
 }
 
+/// Reserve 5, reset, take 3, settle the reservation: the 3 stay spent.
+#[test]
+fn a_reservation_from_before_a_reset_gives_nothing_back() {
+    for algorithm in algorithms() {
+        let rig = Rig::of(algorithm);
+        let reservation = rig.limiter.reserve("ann", 5, MINUTE).expect("5 of 10 are left");
+        rig.limiter.reset("ann");
+        assert!(rig.limiter.check_n("ann", 3).is_allowed());
+        assert_eq!(rig.limiter.settle(reservation, 0), Settlement::Settled);
+        assert_eq!(rig.limiter.peek("ann").remaining(), 7, "{algorithm:?}");
+    }
+}
+
 proptest! {
     /// Nothing is minted: whether units are pending changes the reason and the wait of a denial, and nothing else.
     #[test]

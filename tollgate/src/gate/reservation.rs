@@ -233,16 +233,17 @@ impl State {
         if limiter.now().as_micros() >= token.expires_at {
             return Settlement::Expired;
         }
-        if !self.reservations.open.remove(token.id) {
-            return Settlement::AlreadySettled;
-        }
+        let Some(held) = self.reservations.open.remove(token.id) else { return Settlement::AlreadySettled };
         let Some(charge) = &token.charge else { return Settlement::Settled };
         let variant = charge.variant.as_deref().and_then(|variant| limiter.variant(&charge.limit, variant));
         // A limit that was removed counts nothing any more.
         let Some(limit) = variant.or_else(|| limiter.id(&charge.limit)) else { return Settlement::Settled };
         let Ok(masked) = charge.key.as_slice().try_into().map(u64::from_be_bytes) else { return Settlement::Settled };
         let hit = HashedHit { limit, fingerprint: masked ^ signer.mask(token.id), cost: charge.units };
-        limiter.settle_charge(hit, Timestamp::from_micros(charge.at), token.wall_offset, actual)
+        // A token is for one limit.
+        let still_counts = held.is_none_or(|held| held.close_all());
+        let taken = (Timestamp::from_micros(charge.at), token.wall_offset);
+        limiter.settle_hashed(&[hit], taken, actual, |_| still_counts)
     }
 
     #[cfg(feature = "redis")]
@@ -387,13 +388,12 @@ impl OpenReservations {
         }
     }
 
-    /// Removes a reservation. Returns `true` to the first caller only.
-    pub(super) fn remove(&self, id: ReservationId) -> bool {
+    /// Removes a reservation. Returns its units to the first caller only.
+    pub(super) fn remove(&self, id: ReservationId) -> Option<Option<Held>> {
         let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        match open.expiries.remove(&id) {
-            Some((expires_at, _)) => open.by_expiry.remove(&(expires_at, id)),
-            None => false,
-        }
+        let (expires_at, held) = open.expiries.remove(&id)?;
+        open.by_expiry.remove(&(expires_at, id));
+        Some(held)
     }
 }
 
@@ -542,10 +542,10 @@ mod tests {
         let id = |number: usize| (number as u128).to_be_bytes();
         assert!((0..MAX_OPEN).all(|number| open.add(id(number), 100, 0)));
         assert!(!open.add(id(MAX_OPEN), 100, 99));
-        assert!(open.remove(id(5)) && !open.remove(id(5)));
+        assert!(open.remove(id(5)).is_some() && open.remove(id(5)).is_none());
         assert!(open.add(id(MAX_OPEN), 200, 99));
         assert!(open.add(id(MAX_OPEN + 1), 200, 100), "the others have expired");
-        assert!(!open.remove(id(6)) && open.remove(id(MAX_OPEN)));
+        assert!(open.remove(id(6)).is_none() && open.remove(id(MAX_OPEN)).is_some());
     }
 
     fn token() -> impl Strategy<Value = Token> {

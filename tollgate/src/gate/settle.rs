@@ -118,11 +118,10 @@ impl Outcome {
         }
     }
 
-    /// Ends a pending charge.
-    fn close(&self, hit: usize) {
-        if let Some(open) = self.extras.as_ref().and_then(|extras| extras.open.as_ref()) {
-            open.close(hit);
-        }
+    /// Ends a pending charge. Returns `false` if a reset of its key has ended it.
+    fn close(&self, hit: usize) -> bool {
+        let open = self.extras.as_ref().and_then(|extras| extras.open.as_ref());
+        open.is_none_or(|open| open.close(hit))
     }
 
     /// Settles the request by its response. Rules that do not count this status
@@ -227,12 +226,12 @@ impl Outcome {
         for (index, actual, is_ours, charging) in to_settle {
             let settled = match (is_ours, charging) {
                 (true, Some(charging)) => charging.await,
-                (true, None) => self.state.store.settle(hits, index, decision, actual).await,
+                (true, None) => {
+                    let still_counts = !std::ptr::eq(hits, &self.hits) || self.close(index);
+                    self.state.store.settle(hits, index, decision, actual, still_counts).await
+                }
                 (false, _) => Settlement::AlreadySettled,
             };
-            if is_ours && std::ptr::eq(hits, &self.hits) {
-                self.close(index);
-            }
             is_changed |= is_ours && hits.costs().nth(index).is_some_and(|(_, cost)| cost != actual);
             worst = Some(worst.map_or(settled, |worst| worst.worse(settled)));
         }

@@ -394,11 +394,19 @@ impl Store {
         }
     }
 
-    /// Settles the hit at index `hit` at its actual cost.
-    pub(super) async fn settle(&self, hits: &Hits, hit: usize, decision: &Decision, actual: u64) -> Settlement {
+    /// Settles the hit at index `hit` at its actual cost. If it does not count any more, it gives nothing back.
+    pub(super) async fn settle(
+        &self,
+        hits: &Hits,
+        hit: usize,
+        decision: &Decision,
+        actual: u64,
+        still_counts: bool,
+    ) -> Settlement {
         match (self, hits) {
             (Self::Memory(limiter), Hits::Memory(hits)) => {
-                limiter.settle_hashed(hits.get(hit..=hit).unwrap_or_default(), decision, actual)
+                let (hits, taken) = (hits.get(hit..=hit).unwrap_or_default(), (decision.at, decision.wall_offset));
+                limiter.settle_hashed(hits, taken, actual, |_| still_counts)
             }
             #[cfg(feature = "redis")]
             (Self::Redis(limiter), Hits::Redis(hits)) => {

@@ -40,13 +40,6 @@ impl Limiter {
         hits.iter().for_each(|hit| self.reset_at(*hit, now));
     }
 
-    /// Corrects the cost that a hit took at `at` to the actual cost. `wall_offset` is that of the
-    /// decision.
-    #[cfg(feature = "file")]
-    pub(crate) fn settle_charge(&self, hit: HashedHit, at: Timestamp, wall_offset: i64, actual: u64) -> Settlement {
-        self.settle_hashed_at(&[hit], at, wall_offset, actual)
-    }
-
     /// Counts units that were spent already, whatever is left.
     #[allow(dead_code, reason = "the next commits use it")]
     pub(crate) fn charge_hashed(&self, hit: HashedHit) -> Settled {
