@@ -87,7 +87,7 @@ fn reserve_and_settle(first: &mut Connection, second: &mut Connection) {
     let denied = post(first, "/v1/reserve", &reserve).json();
     assert_eq!((&denied["allowed"], &denied["reservation"]), (&json!(false), &Value::Null));
     let settle = |actual: u64| json!({"reservation": reservation, "actual": actual});
-    assert_eq!(post(second, "/v1/settle", &settle(3)).text(), r#"{"settled":true,"missing":0}"#);
+    assert_eq!(post(second, "/v1/settle", &settle(3)).text(), r#"{"settled":true,"owed":0,"missing":0}"#);
     assert_eq!(first.check(&json!({"limit": "per-user", "key": "ann", "cost": 0}))["remaining"], 7);
     for connection in [first, second] {
         let again = post(connection, "/v1/settle", &settle(3));

@@ -132,10 +132,13 @@ pub(crate) enum Edit {
     GiveBack(Entry),
     /// Takes this many units back from the newest entries.
     Credit(u64),
-    /// Removes the oldest entries, which had `units` in total, and then adds one of units that were spent already.
+    /// Removes the oldest entries, which had `gone` units in total, turns the next `merge` into one of `merged` units, and
+    /// then adds one of units that were spent already.
     Owe {
         forget: u64,
         gone: u64,
+        merge: u64,
+        merged: u64,
         add: Entry,
     },
 }
@@ -308,6 +311,16 @@ impl Log {
         }
     }
 
+    /// Sets the units of the oldest entry.
+    fn set_oldest(&self, cells: &impl StateWords, head: Head, list: List, units: u64) {
+        if !list.is_empty() {
+            self.set_oldest_in_list(cells.spill(), list, head.newest, units);
+        } else if head.len > 0 {
+            let oldest = self.inline_entry(cells, 0, head.newest);
+            self.set_inline_entry(cells, 0, Entry { units, ..oldest });
+        }
+    }
+
     /// Adds an entry to a log of `total` units, and returns the new total. Merged entries have at most `most` units,
     /// unless one of them has more already.
     fn add(
@@ -411,9 +424,9 @@ impl LimitAlgorithm for Log {
         Some(Edit::GiveBack(Entry { at: charge.at, units: charge.cost }))
     }
 
-    /// Adds an entry, however many units it has. The oldest entries are dropped as far as two whole quotas stay: all
-    /// reservations that can be given back are one quota at most, so without the dropped entries the log still exceeds
-    /// every limit.
+    /// Adds an entry, however many units it has. So that the log does not grow without bound, its oldest entries become one,
+    /// of the time of the last of them, as far as two whole quotas are newer: all reservations that can be given back are one
+    /// quota at most, so the newer entries alone exceed every limit.
     fn owe(&self, cells: &impl StateWords, now: u64, units: u64) -> Option<Owed<Edit>> {
         let log = self.read(cells);
         let newest = if log.units() == 0 { 0 } else { log.head.newest };
@@ -424,7 +437,7 @@ impl LimitAlgorithm for Log {
             return fits.then_some(Owed { edit, counted, ceiling: 0 });
         }
         let at = newest.max(now);
-        let (mut forget, mut gone) = log.expired(at);
+        let (forget, gone) = log.expired(at);
         let left = log.units().saturating_sub(gone);
         let counted = units.min(MAX_COUNTED.saturating_sub(left));
         // Without a list, the layout has room for the units of one quota.
@@ -432,18 +445,19 @@ impl LimitAlgorithm for Log {
         if !fits {
             return None;
         }
-        let (kept, mut total, mut seen) = (2 * self.ceiling_now(), left + counted, 0);
-        if total > kept && forget != ALL {
+        let (newer, mut merge, mut merged, mut seen) = (2 * self.ceiling_now(), 0, 0, 0);
+        if left + counted > newer && forget != ALL {
             log.visit(|entry| {
                 seen += 1;
-                let is_dropped = seen > forget && total - entry.units.min(total) >= kept;
-                if is_dropped {
-                    (forget, gone, total) = (seen, gone + entry.units, total - entry.units.min(total));
+                let is_old = seen > forget && left + counted - merged >= newer + entry.units;
+                if is_old {
+                    (merge, merged) = (merge + 1, merged + entry.units);
                 }
-                seen <= forget
+                seen <= forget || is_old
             });
         }
-        Some(Owed { edit: Edit::Owe { forget, gone, add: Entry { at, units: counted } }, counted, ceiling: 0 })
+        let edit = Edit::Owe { forget, gone, merge, merged, add: Entry { at, units: counted } };
+        Some(Owed { edit, counted, ceiling: 0 })
     }
 
     fn credit(&self, _: &impl StateWords, _: u64, units: u64) -> Option<(Edit, u64)> {
@@ -459,8 +473,12 @@ impl LimitAlgorithm for Log {
                 let most = 2 * self.ceiling_now();
                 units = self.add(cells, &mut head, &mut list, units.saturating_sub(gone), add, most);
             }
-            Edit::Owe { forget, gone, add } => {
+            Edit::Owe { forget, gone, merge, merged, add } => {
                 self.forget(cells, &mut head, &mut list, forget);
+                if merge > 1 {
+                    self.forget(cells, &mut head, &mut list, merge - 1);
+                    self.set_oldest(cells, head, list, merged);
+                }
                 units = self.add(cells, &mut head, &mut list, units.saturating_sub(gone), add, MAX_COUNTED);
             }
             Edit::Collapse { now, add, most } => {

@@ -619,6 +619,32 @@ local function drop(log, at, count)
   end
 end
 
+-- Turns the oldest entries into one of the time of the last of them, as far as they have at most `most` units: their
+-- number is then bounded, and the newer ones exceed every limit, even if all that was admitted is given back.
+local function merge_oldest(log, most)
+  local at, count = split_by_units(log, most)
+  if count == 0 and at > 1 then
+    at = at - INDEX
+    count = (#block_at(log, at) - 5) / ENTRY
+  end
+  local before = 0
+  for _ = 1, at - 1, INDEX do
+    local _, _, units = read('>I3I7I5', log.index, 1)
+    before = before + units
+    remove_block(log, 1)
+  end
+  local text = block_at(log, 1)
+  if count == 0 or before == 0 and count == 1 then return end
+  -- The units of the first entry are its sum less the one before it.
+  text = pack('>I5', (read('>I5', text, 1) - before) % WRAP) .. text:sub(ENTRY * (count - 1) + 6)
+  if log.index == '' then
+    log.tail = text
+  else
+    local _, last = read('>I3I7', log.index, 1)
+    change_block(log, 1, text, last)
+  end
+end
+
 -- Closes the last block, which has `count` entries.
 local function close(log, count)
   local tail = log.tail
@@ -728,6 +754,7 @@ local function write_log(k, p, edit)
     drop(log, #log.index + 1, (#log.tail - 5) / ENTRY)
   else
     drop(log, edit.block, edit.count)
+    if edit.beyond and edit.beyond > 0 then merge_oldest(log, edit.beyond) end
   end
   if edit.collapse then
     append(log, now, min(edit.total + edit.add, max(most, edit.total)), WRAP, longest)
@@ -1121,17 +1148,11 @@ local function owe(k, p, units, ceiling)
     if newest > now + window then
       return { collapse = true, add = counted, total = total, ceiling = ceiling, most = WRAP, ends = now + window }, counted
     end
-    local held, block, count, gone = max(newest, now), 1, 0, 0
-    if total > 0 then
-      block, count, gone = split_by_time(log, held - window)
-      -- From a log that is too long, the oldest entries are dropped as far as two quotas stay: reservations give back one at
-      -- most, and without the dropped entries the log still exceeds every limit.
-      local entries, beyond = #log.index / INDEX * BLOCK + #log.tail / ENTRY, has + counted - 2 * ceiling
-      if beyond > 0 and entries > max(2 * ceiling, BLOCK) then block, count = split_by_units(log, gone + beyond) end
-    end
+    local held, block, count = max(newest, now), 1, 0
+    if total > 0 then block, count = split_by_time(log, held - window) end
     return {
       empty = total == 0, block = block, count = count, at = held, add = counted, ceiling = ceiling, most = WRAP,
-      ends = held + window,
+      ends = held + window, beyond = has + counted - 2 * ceiling,
     }, counted
   end
   local window = kind == CLOCK and clock_now(k, p) or opened_now(k, p)

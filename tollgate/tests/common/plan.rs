@@ -69,6 +69,17 @@ impl Plan {
         }
     }
 
+    /// Returns the same plan with another quota.
+    pub(crate) fn with_quota(self, quota: u64) -> Self {
+        match self {
+            Self::Token { pace, refill, .. } => Self::Token { capacity: quota, pace, refill },
+            Self::Leaky { pace, max_wait_us, .. } => Self::Leaky { capacity: quota, pace, max_wait_us },
+            Self::Fixed { window_us, align, .. } => Self::Fixed { limit: quota, window_us, align },
+            Self::Log { window_us, logs, .. } => Self::Log { limit: quota, window_us, logs },
+            Self::Counter { window_us, segments, .. } => Self::Counter { limit: quota, window_us, segments },
+        }
+    }
+
     pub(crate) fn quota(&self) -> u64 {
         match *self {
             Self::Token { capacity, .. } | Self::Leaky { capacity, .. } => capacity,

@@ -52,6 +52,10 @@ impl Oracle for Windows {
     fn resets(&mut self, _now: u64) {
         self.charges.clear();
     }
+
+    fn has_quota(&mut self, quota: u64) {
+        self.limit = quota;
+    }
 }
 
 /// Returns the plan's oracle at rest.

@@ -43,6 +43,9 @@ trait Oracle {
 
     /// Gives the whole quota back.
     fn resets(&mut self, now: u64);
+
+    /// Changes the quota, and nothing else.
+    fn has_quota(&mut self, quota: u64);
 }
 
 /// Takes back units of the charges made at `at`.

@@ -46,6 +46,10 @@ impl Oracle for Segments {
     fn resets(&mut self, _now: u64) {
         self.charges.clear();
     }
+
+    fn has_quota(&mut self, quota: u64) {
+        self.limit = quota;
+    }
 }
 
 /// Returns the plan's oracle at rest.

@@ -38,6 +38,10 @@ impl Oracle for Log {
     fn resets(&mut self, _now: u64) {
         self.entries.clear();
     }
+
+    fn has_quota(&mut self, quota: u64) {
+        self.limit = quota;
+    }
 }
 
 /// Returns the plan's oracle at rest.

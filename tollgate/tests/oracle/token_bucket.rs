@@ -56,6 +56,10 @@ impl Oracle for Bucket {
     fn resets(&mut self, now: u64) {
         (self.taken, self.at) = (0, now);
     }
+
+    fn has_quota(&mut self, quota: u64) {
+        self.capacity = quota;
+    }
 }
 
 /// Returns the plan's oracle at rest.

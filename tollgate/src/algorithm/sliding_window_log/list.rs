@@ -109,6 +109,14 @@ impl Log {
         list.oldest = self.chunk_entry(spill, list.first, list.begin, newest).at;
     }
 
+    /// Sets the units of the oldest entry of the list.
+    pub(super) fn set_oldest_in_list(&self, spill: &Spill, list: List, newest: u64, units: u64) {
+        let oldest = self.chunk_entry(spill, list.first, list.begin, newest);
+        let changed = Entry { units, ..oldest };
+        let word = |word| spill.get(list.first, word);
+        self.pack(word, |word, value| spill.set(list.first, word, value), list.begin, changed);
+    }
+
     /// Adds an entry at the end. Returns false if there is no memory for it.
     pub(super) fn append(&self, spill: &Spill, list: &mut List, entry: Entry) -> bool {
         if list.is_empty() || list.end == self.entries_per_chunk() {

@@ -38,6 +38,9 @@ pub(super) struct HeldDebtor<'a> {
     pub(super) slot_ref: SlotRef<'a>,
 }
 
+/// A key's table, the configuration of its words, and its slot.
+type Source<'s, 'a> = (&'a Table, &'s Compiled, SlotRef<'a>);
+
 /// Why a key was not charged.
 enum Obstacle {
     /// Another thread interfered, or the table that the key needs a slot in is crowded.
@@ -102,7 +105,8 @@ impl MemoryStore {
             let mut holds = HeldBuckets::default();
             let restored = view.find(&mut holds, &members, fingerprint).map_err(Obstacle::from).and_then(|location| {
                 let KeyLocation::Here(slot_ref) = location else { return Ok(None) };
-                view.move_to_debts(&mut holds, &members, slot_ref, fingerprint, now, |copy| {
+                let from = (view.table, view.algorithm, slot_ref);
+                view.move_to_debts(&mut holds, &members, from, fingerprint, now, |copy| {
                     with_algorithm!(copy.algorithm(), algorithm => algorithm.clear(copy));
                     let _ = copy.algorithm().restore(copy, record, recorded);
                 })
@@ -249,9 +253,11 @@ impl<'a> FamilyView<'a> {
             }
             left
         });
-        if !is_shared && without_room == WithoutRoom::AddTable && std::ptr::eq(table, self.table) {
+        let has_meaning = algorithm.meaning() == self.algorithm.meaning();
+        if !is_shared && without_room == WithoutRoom::AddTable && has_meaning {
             let mut counted = 0;
-            let moved = self.move_to_debts(&mut holds, members, slot_ref, fingerprint, now, |copy| {
+            let from = (table, &*algorithm, slot_ref);
+            let moved = self.move_to_debts(&mut holds, members, from, fingerprint, now, |copy| {
                 with_algorithm!(copy.algorithm(), algorithm => {
                     if let Some(owed) = algorithm.owe(copy, now, units) {
                         self.family.raise_ceiling(owed.ceiling);
@@ -274,19 +280,20 @@ impl<'a> FamilyView<'a> {
         Ok(Charged { counted, owed: 0 })
     }
 
-    /// Moves a key from its own table to the table for debts, and changes its state there. `None` if there is no room for
-    /// it.
+    /// Moves a key from another table of the same meaning to the table for debts, and changes its state there. `None` if
+    /// there is no room for it.
     fn move_to_debts(
         self,
         holds: &mut HeldBuckets<'a>,
         members: &'a Arc<Members>,
-        slot_ref: SlotRef<'a>,
+        from: Source<'_, 'a>,
         fingerprint: u64,
         now: u64,
         change: impl FnOnce(&Converted<'a>),
     ) -> Result<Option<()>, Obstacle> {
         let member = members.debts(self.algorithm).ok_or(Obstacle::NoDebtTable)?;
         self.family.charges_debtor(members, member, now)?;
+        let (table, algorithm, slot_ref) = from;
         let debts = FamilyView { table: &member.table, algorithm: &member.algorithm, ..self };
         let claimed = debts.claim_slot(holds, members, &KeyLocation::Here(slot_ref), fingerprint, now);
         let claimed = claimed.map_err(|busy| match busy {
@@ -295,11 +302,11 @@ impl<'a> FamilyView<'a> {
         })?;
         let Some(new) = claimed else { return Ok(None) };
         let copy = Converted::of(&member.algorithm, &member.table.spill);
-        let _ = member.algorithm.convert(&copy, self.algorithm, &holds.cells(self.table, slot_ref), now);
+        let _ = member.algorithm.convert(&copy, algorithm, &holds.cells(table, slot_ref), now);
         change(&copy);
         debts.fill(holds, new, &copy);
-        with_algorithm!(self.algorithm, algorithm => algorithm.clear(&holds.cells(self.table, slot_ref)));
-        self.table.remove_from_old_table(holds, slot_ref);
+        with_algorithm!(algorithm, algorithm => algorithm.clear(&holds.cells(table, slot_ref)));
+        table.remove_from_old_table(holds, slot_ref);
         Ok(Some(()))
     }
 }
