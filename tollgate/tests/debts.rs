@@ -103,6 +103,48 @@ fn debts_survive_changes_of_the_numbers() {
     }
 }
 
+/// A debt that was made under one limit is paid under the next.
+#[test]
+fn a_debt_is_paid_under_the_limits_that_come_later() {
+    let paid_in = |first: Algorithm, then: Algorithm| {
+        let (limiter, clock) = limiter(first);
+        owe(&limiter, "ann", 1_000);
+        let changed = limiter.with_limits(vec![limit(then)]).expect("a valid limit");
+        let wait = changed.check("ann").retry_after().expect("the debt ends");
+        clock.advance(wait / 2);
+        let left = changed.check("ann").retry_after().expect("the debt ends");
+        assert_eq!(left, wait - wait / 2, "{first:?} to {then:?}");
+        clock.advance(left - Duration::from_micros(1));
+        assert!(!changed.check("ann").is_allowed(), "{first:?} to {then:?}");
+        clock.advance(Duration::from_micros(1));
+        assert!(changed.check("ann").is_allowed(), "{first:?} to {then:?}");
+        wait
+    };
+    let bucket = TokenBucket::new(10, tollgate::Rate::new(1, SECOND));
+    let log = SlidingWindowLog::new(5, HOUR);
+    // One unit must be left, of ten.
+    assert_eq!(paid_in(FixedWindow::new(10, HOUR).into(), bucket.into()), 991 * SECOND);
+    assert_eq!(paid_in(log.into(), bucket.into()), 991 * SECOND);
+    assert_eq!(paid_in(TokenBucket::new(10, tollgate::Rate::new(2, SECOND)).into(), bucket.into()), 991 * SECOND);
+    assert_eq!(paid_in(log.into(), SlidingWindowLog::new(5, HOUR / 2).into()), HOUR / 2);
+}
+
+/// The limits that took a reservation settle it, wherever its key is by now.
+#[test]
+fn a_reservation_of_former_limits_owes_under_the_new_ones() {
+    for algorithm in limits() {
+        for other in limits() {
+            let (before, _) = limiter(algorithm);
+            let reservation = before.reserve("ann", 1, MINUTE).expect("one of many");
+            let after = before.with_limits(vec![limit(with_quota(other, 2 * DEBT))]).expect("a valid limit");
+            assert!(after.check("ann").is_allowed());
+            assert!(matches!(after.settle(reservation, DEBT), Settlement::Owed { .. } | Settlement::Settled));
+            let left = peek(&after, "ann").remaining;
+            assert!((DEBT - 1..=DEBT).contains(&left), "{algorithm:?} to {other:?}: {left}");
+        }
+    }
+}
+
 fn limiter_of_debt(algorithm: Algorithm) -> (Limiter, ManualClock) {
     let (limiter, clock) = limiter(algorithm);
     owe(&limiter, "ann", DEBT);

@@ -113,6 +113,8 @@ pub(crate) struct Entry {
 /// Entries that a long log keeps inline before it moves them to its list: enough that most decisions touch no
 /// chunk, few enough that a key with a short history stays small.
 const INLINE_IN_LONG: usize = 6;
+/// A log that owes keeps this many entries as they are, or those of two quotas.
+const MANY: u64 = 128;
 /// All entries: if the whole log has left the window, its entries are not visited.
 const ALL: u64 = u64::MAX;
 
@@ -189,6 +191,16 @@ impl<C: StateWords> Reading<'_, C> {
         }
     }
 
+    /// Returns whether there are more than this many entries.
+    fn has_more_than(&self, entries: u64) -> bool {
+        let mut seen = 0;
+        self.visit(|_| {
+            seen += 1;
+            seen <= entries
+        });
+        seen > entries
+    }
+
     /// Returns the number of entries that have left the window, and their units.
     fn expired(&self, now: u64) -> (u64, u64) {
         let left = |at: u64| at + self.log.window <= now;
@@ -223,6 +235,12 @@ impl Log {
         let inline = if list { INLINE_IN_LONG } else { entries as usize };
         let layout = Layout { time_bits: bits_for(window), unit_bits: bits_for(entries), inline, list };
         Self { limit, window, counted, ceiling, raised: None, layout }
+    }
+
+    /// Returns the same log in a layout that has room for the largest debt.
+    pub(super) fn wide(&self) -> Self {
+        let Self { layout, .. } = Self::with_ceiling(self.limit, self.window, self.counted, MAX_COUNTED);
+        Self { layout, ..self.clone() }
     }
 
     pub(super) fn watch_ceiling(&mut self, ceiling: Arc<AtomicU64>) {
@@ -424,8 +442,8 @@ impl LimitAlgorithm for Log {
         Some(Edit::GiveBack(Entry { at: charge.at, units: charge.cost }))
     }
 
-    /// Adds an entry, however many units it has. So that the log does not grow without bound, its oldest entries become one,
-    /// of the time of the last of them, as far as two whole quotas are newer: all reservations that can be given back are one
+    /// Adds an entry, however many units it has. So that the log does not grow without bound, the oldest of many entries become
+    /// one, of the time of the last of them, as far as two whole quotas are newer: all reservations that can be given back are one
     /// quota at most, so the newer entries alone exceed every limit.
     fn owe(&self, cells: &impl StateWords, now: u64, units: u64) -> Option<Owed<Edit>> {
         let log = self.read(cells);
@@ -446,7 +464,7 @@ impl LimitAlgorithm for Log {
             return None;
         }
         let (newer, mut merge, mut merged, mut seen) = (2 * self.ceiling_now(), 0, 0, 0);
-        if left + counted > newer && forget != ALL {
+        if left + counted > newer && forget != ALL && log.has_more_than(newer.max(MANY)) {
             log.visit(|entry| {
                 seen += 1;
                 let is_old = seen > forget && left + counted - merged >= newer + entry.units;

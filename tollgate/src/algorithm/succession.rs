@@ -142,7 +142,10 @@ impl Compiled {
 
     /// Returns the same limit in a layout that has room for the largest debt.
     pub(crate) fn wide(&self) -> Self {
-        self.with_ceiling(MAX_COUNTED)
+        match self {
+            Self::Log(log) => Self::Log(log.wide()),
+            other => other.with_ceiling(MAX_COUNTED),
+        }
     }
 
     /// Returns the same limit with a quota of one unit more. It denies a request of one unit exactly while a key counts more
@@ -211,6 +214,11 @@ impl Compiled {
             Self::Log(algorithm) => algorithm.window.saturating_mul(2),
             Self::Strikes(algorithm) => algorithm.within.max(algorithm.lasts),
         }
+    }
+
+    /// Returns whether the limit is a smooth bucket.
+    pub(crate) fn is_bucket(&self) -> bool {
+        self.bucket().is_some()
     }
 
     /// Returns whether the limit has a queue.

@@ -619,7 +619,7 @@ local function drop(log, at, count)
   end
 end
 
--- Turns the oldest entries into one of the time of the last of them, as far as they have at most `most` units: their
+-- Turns the oldest of many entries into one of the time of the last of them, as far as they have at most `most` units: their
 -- number is then bounded, and the newer ones exceed every limit, even if all that was admitted is given back.
 local function merge_oldest(log, most)
   local at, count = split_by_units(log, most)
@@ -754,7 +754,8 @@ local function write_log(k, p, edit)
     drop(log, #log.index + 1, (#log.tail - 5) / ENTRY)
   else
     drop(log, edit.block, edit.count)
-    if edit.beyond and edit.beyond > 0 then merge_oldest(log, edit.beyond) end
+    local entries = #log.index / INDEX * BLOCK + #log.tail / ENTRY
+    if edit.beyond and edit.beyond > 0 and entries > max(2 * edit.ceiling, BLOCK) then merge_oldest(log, edit.beyond) end
   end
   if edit.collapse then
     append(log, now, min(edit.total + edit.add, max(most, edit.total)), WRAP, longest)

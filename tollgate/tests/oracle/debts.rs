@@ -167,6 +167,26 @@ fn agree(plan: Plan, oracle: impl Oracle, start: u64, acts: Vec<(Gap, Act)>) -> 
     Ok(())
 }
 
+/// The oldest of many entries are merged, which no decision shows.
+#[test]
+fn a_log_of_many_debts_waits_for_those_that_matter() {
+    let plan = Plan::Log { limit: 10, window_us: 1_000_000, logs: Logs::Admitted };
+    let (rig, mut oracle) = (Rig::new(plan.limit().expect("a valid limit"), 0), sliding_window_log::oracle(&plan));
+    let open: Vec<_> = (0..1_000).map(|_| rig.limiter.reserve("key", 0, MAX_SPAN).expect("a look")).collect();
+    for (now, reservation) in (1..).map(|step| step * 2_000).zip(open) {
+        rig.set(now);
+        rig.limiter.settle(reservation, 3);
+        oracle.owes(now, 3);
+        assert_same(&rig, &mut oracle, now);
+    }
+}
+
+fn assert_same(rig: &Rig, oracle: &mut impl Oracle, now: u64) {
+    for cost in 1..=10 {
+        assert_eq!(rig.ask(now, cost), expected(oracle, 10, now, cost), "{cost} at {now}");
+    }
+}
+
 /// A log that counts denied requests keeps those of two quotas, so it does not count as many under a larger one.
 fn without_reloads(acts: Vec<(Gap, Act)>) -> Vec<(Gap, Act)> {
     acts.into_iter().filter(|(_, act)| !matches!(act, Act::Reload(_))).collect()

@@ -238,7 +238,8 @@ mod tests {
         #[test]
         fn agrees_with_form_urlencoded(text in "([gh%+=&]|%[46][12]|%c3%a9|é){0,16}", name in "[ghéaA]{0,2}") {
             let theirs = form_urlencoded::parse(text.as_bytes())
-                .find(|(given, _)| given.trim() == name)
+                // Names differ in more than their case.
+                .find(|(given, _)| given.trim().eq_ignore_ascii_case(&name))
                 .map(|(_, value)| value.trim().to_owned());
             let ours = query(&text, &name, &ReadErrors::default()).map(Cow::into_owned);
             prop_assert_eq!(ours, theirs);

@@ -47,8 +47,8 @@ enum Obstacle {
     Busy(Busy),
     /// The table for debts is crowded.
     DebtsCrowded,
-    /// The family lacks a table for debts.
-    NoDebtTable,
+    /// The family lacks a table for the debts of keys with words of this configuration.
+    NoDebtTable(Box<Compiled>),
 }
 
 impl From<Busy> for Obstacle {
@@ -78,8 +78,8 @@ impl MemoryStore {
                 Err(Obstacle::Busy(Busy::Held)) => {}
                 Err(Obstacle::Busy(Busy::Crowded)) => view.make_room(hit.fingerprint, now),
                 Err(Obstacle::DebtsCrowded) => view.make_room_for_debtor(&members, hit.fingerprint, now),
-                Err(Obstacle::NoDebtTable) => {
-                    if !self.add_debt_table(view, now) {
+                Err(Obstacle::NoDebtTable(of)) => {
+                    if !self.add_debt_table(view, &of, now) {
                         without_room = WithoutRoom::TakeTheRest;
                     }
                 }
@@ -116,8 +116,8 @@ impl MemoryStore {
                 Ok(restored) => return restored.is_some(),
                 Err(Obstacle::Busy(_)) => {}
                 Err(Obstacle::DebtsCrowded) => view.make_room_for_debtor(&members, fingerprint, now),
-                Err(Obstacle::NoDebtTable) if !self.add_debt_table(view, now) => return false,
-                Err(Obstacle::NoDebtTable) => {}
+                Err(Obstacle::NoDebtTable(of)) if !self.add_debt_table(view, &of, now) => return false,
+                Err(Obstacle::NoDebtTable(_)) => {}
             }
             attempts = pause(attempts);
         }
@@ -125,13 +125,13 @@ impl MemoryStore {
 
     /// Adds a table for debts to the family, unless it has one by now. Returns false if there is no memory for it.
     #[cold]
-    fn add_debt_table(&self, view: FamilyView<'_>, now: u64) -> bool {
+    fn add_debt_table(&self, view: FamilyView<'_>, of: &Compiled, now: u64) -> bool {
         // A reload replaces the list of tables.
         let _families = self.families.0.lock();
-        if view.family.members().debts(view.algorithm).is_some() {
+        if view.family.members().debts(of).is_some() {
             return true;
         }
-        let algorithm = view.algorithm.wide();
+        let algorithm = of.wide();
         let layout = Layout::new(algorithm.words(), algorithm.free_bits());
         let budget = view.table.budget.clone();
         let has_memory = budget.has(Table::first_words(layout));
@@ -208,7 +208,7 @@ impl<'a> FamilyView<'a> {
     }
 
     fn make_room_for_debtor(self, members: &Members, fingerprint: u64, now: u64) {
-        if let Some(member) = members.debts(self.algorithm) {
+        for member in members.tables.iter().filter(|member| member.debts_until.is_some()) {
             with_algorithm!(&member.algorithm, algorithm => member.table.make_room(algorithm, fingerprint, now));
         }
     }
@@ -230,6 +230,10 @@ impl<'a> FamilyView<'a> {
                 let algorithm = self.algorithm.laid_out_as(&member.algorithm, members.ceiling);
                 let algorithm = algorithm.unwrap_or_else(|| member.algorithm.clone());
                 HeldSlot { table: &member.table, algorithm: Cow::Owned(algorithm), slot_ref }
+            }
+            // Of other limits that are in force: these may be former ones, under which a reservation was made.
+            KeyLocation::There(member, slot_ref) if member.is_in_use() => {
+                HeldSlot { table: &member.table, algorithm: Cow::Borrowed(&member.algorithm), slot_ref }
             }
             location => match (self.hold_slot(&mut holds, Some(members), fingerprint, now)?, location) {
                 (Some(slot), _) => slot,
@@ -253,8 +257,7 @@ impl<'a> FamilyView<'a> {
             }
             left
         });
-        let has_meaning = algorithm.meaning() == self.algorithm.meaning();
-        if !is_shared && without_room == WithoutRoom::AddTable && has_meaning {
+        if !is_shared && without_room == WithoutRoom::AddTable {
             let mut counted = 0;
             let from = (table, &*algorithm, slot_ref);
             let moved = self.move_to_debts(&mut holds, members, from, fingerprint, now, |copy| {
@@ -291,9 +294,9 @@ impl<'a> FamilyView<'a> {
         now: u64,
         change: impl FnOnce(&Converted<'a>),
     ) -> Result<Option<()>, Obstacle> {
-        let member = members.debts(self.algorithm).ok_or(Obstacle::NoDebtTable)?;
-        self.family.charges_debtor(members, member, now)?;
         let (table, algorithm, slot_ref) = from;
+        let member = members.debts(algorithm).ok_or_else(|| Obstacle::NoDebtTable(Box::new(algorithm.clone())))?;
+        self.family.charges_debtor(members, member, now)?;
         let debts = FamilyView { table: &member.table, algorithm: &member.algorithm, ..self };
         let claimed = debts.claim_slot(holds, members, &KeyLocation::Here(slot_ref), fingerprint, now);
         let claimed = claimed.map_err(|busy| match busy {

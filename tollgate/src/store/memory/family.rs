@@ -322,6 +322,19 @@ impl<'a> FamilyView<'a> {
         if let Some(place) = self.stays(members, &location, fit) {
             return self.decide_there(holds, members, place, hit, now, mode).map(Some);
         }
+        if fit == Fit::Cut
+            && let KeyLocation::There(member, slot_ref) = &location
+        {
+            // A debt of former limits that has no room here: it stays there, and decides.
+            let (wide, cells) = (self.algorithm.wide(), holds.cells(&member.table, *slot_ref));
+            let copy = Converted::of(&wide, &self.table.spill);
+            let _ = wide.convert(&copy, &member.algorithm, &cells, now);
+            let verdict = with_algorithm!(&wide, algorithm => algorithm.decide(&copy, now, cost).verdict);
+            if !verdict.is_allowed() {
+                note_step_back(holds, &location, now);
+                return Ok(Some(verdict));
+            }
+        }
         let verdict = with_algorithm!(self.algorithm, algorithm => {
             let Step { verdict, edit } = algorithm.decide(&copy, now, cost);
             let edit = edit.filter(|_| mode.writes(&verdict));
@@ -549,7 +562,12 @@ impl<'a> FamilyView<'a> {
         let copy = Converted::of(self.algorithm, &self.table.spill);
         match location {
             KeyLocation::There(member, slot_ref) => {
-                let fit = self.algorithm.convert(&copy, &member.algorithm, &holds.cells(&member.table, *slot_ref), now);
+                let cells = holds.cells(&member.table, *slot_ref);
+                if self.algorithm.is_bucket() && !member.algorithm.is_bucket() {
+                    // A bucket takes a debt above the largest quota for a clock that has stepped back.
+                    self.family.raise_ceiling(member.algorithm.spent(&cells, now).units);
+                }
+                let fit = self.algorithm.convert(&copy, &member.algorithm, &cells, now);
                 Ok((copy, fit))
             }
             KeyLocation::Here(_) | KeyLocation::Nowhere => {

@@ -95,10 +95,12 @@ pub(super) fn choose(
         });
         draft.members.ceiling = draft.members.ceiling.max(limit.quota());
     }
-    for PlannedMembers { members, by_meaning, .. } in planned.values_mut() {
+    for PlannedMembers { family, members, by_meaning, .. } in planned.values_mut() {
         members.retire(now);
         let ceiling = members.ceiling;
-        members.tables.iter_mut().for_each(|member| member.algorithm = member.algorithm.raised_to(ceiling));
+        for member in &mut members.tables {
+            member.algorithm = member.algorithm.raised_to(ceiling).watching_ceiling(&family.ceiling);
+        }
         *by_meaning = ByMeaning::of(members);
     }
     let mut tables: Vec<Option<(Arc<Table>, Owner)>> = vec![None; limits.len()];
@@ -111,7 +113,7 @@ pub(super) fn choose(
     for index in order {
         let found = planned.get_mut(&name_of(&limits[index]));
         let Some(PlannedMembers { family, members, by_meaning, .. }) = found else { continue };
-        let compiled = limits[index].compiled().with_ceiling(members.ceiling);
+        let compiled = limits[index].compiled().with_ceiling(members.ceiling).watching_ceiling(&family.ceiling);
         let (compiled, table, usage) = match members.shared_by(&compiled, by_meaning.positions(&compiled)) {
             Some(shared) => shared,
             None => {
@@ -130,7 +132,6 @@ pub(super) fn choose(
                 members.add(&compiled, table)
             }
         };
-        let compiled = compiled.watching_ceiling(&family.ceiling);
         members.remember(&compiled);
         limits[index] = limits[index].with_compiled(compiled);
         tables[index] = Some((table, (family.clone(), usage)));
