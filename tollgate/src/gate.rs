@@ -114,6 +114,7 @@ impl State {
 
 /// The result of [`Gate::check`]: an outcome, or a future of one.
 #[must_use = "the request is limited only if its outcome is used"]
+#[expect(clippy::large_enum_variant, reason = "in memory every check is ready, and a box would be an allocation")]
 pub enum Check {
     /// The outcome. The store is in this process's memory, or no store was needed.
     Ready(Outcome),

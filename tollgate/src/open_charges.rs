@@ -18,10 +18,12 @@ use crate::algorithm::Charge;
 const MOST: usize = 100_000;
 const SHARDS: usize = 16;
 
+type Shard = Mutex<HashMap<u64, SmallVec<[OpenCharge; 1]>, ahash::RandomState>>;
+
 /// The open charges of all keys of a limiter.
 #[derive(Default)]
 pub(crate) struct OpenCharges {
-    shards: [Mutex<HashMap<u64, SmallVec<[OpenCharge; 1]>, ahash::RandomState>>; SHARDS],
+    shards: [Shard; SHARDS],
     count: AtomicUsize,
     next: AtomicU64,
 }
@@ -91,7 +93,7 @@ impl OpenCharges {
         open
     }
 
-    fn shard(&self, key: u64) -> &Mutex<HashMap<u64, SmallVec<[OpenCharge; 1]>, ahash::RandomState>> {
+    fn shard(&self, key: u64) -> &Shard {
         &self.shards[key as usize % SHARDS]
     }
 }

@@ -192,7 +192,7 @@ fn correct_logins_pass_together_if_they_count_after_their_responses() {
             protocol.start(&site("", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], FAILED_LOGINS));
         let ask = |path: &str| {
             let mut client = gateway.client();
-            client.send(&format!("GET {path} HTTP/1.1\r\nHost: h\r\nX-User-Id: ann\r\n\r\n"));
+            client.send(format!("GET {path} HTTP/1.1\r\nHost: h\r\nX-User-Id: ann\r\n\r\n"));
             client
         };
         let mut asking = [(); 8].map(|()| ask("/200"));

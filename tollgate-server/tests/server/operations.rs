@@ -219,7 +219,7 @@ fn a_plan_applies_to_operations_by_name() {
         let body = json!({"limit": "per-tenant", "key": "ann", "plan": "pro", "units": 40}).to_string();
         let granted = testkit::http1::ask(
             server.address_of("admin"),
-            &format!(
+            format!(
                 "POST /v1/keys/grant HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: \
                  application/json\r\ncontent-length: {}\r\n\r\n{body}",
                 body.len()
