@@ -81,7 +81,8 @@ fn is_named_as_sent(name: &str, value: &str) -> bool {
     !value.is_empty()
         && match name {
             "cookie" | "query" => value.bytes().all(|byte| byte.is_ascii_alphanumeric()),
-            "path" => !value.contains(['?', '#']),
+            // The target `*` has no slash, so it is another path than `/*`.
+            "path" => value != "*" && !value.contains(['?', '#']),
             "ip" | "ip-network" => value.parse::<IpAddr>().is_ok(),
             _ => true,
         }

@@ -302,9 +302,8 @@ impl Limiter {
     #[inline(always)]
     fn decide_one(&self, hit: HashedHit, now: Timestamp) -> Decision {
         let inner = &*self.0;
-        match inner.store.decide_one_fast(&inner.limits, hit, now) {
-            Some(decision) if decision.is_allowed() => self.with_wall_time(decision),
-            Some(decision) => self.finish(&[hit], decision),
+        match inner.store.decide_one_fast(&inner.limits, hit, now, || !inner.open.is_empty()) {
+            Some(decision) => self.with_wall_time(decision),
             None => self.decide_one_slow(hit, now),
         }
     }
@@ -575,19 +574,20 @@ impl Limiter {
         hit.fingerprint.rotate_left(32) ^ family.wrapping_mul(0x9e37_79b9_7f4a_7c15)
     }
 
-    /// Completes a decision of the store.
-    #[inline]
+    /// Completes a decision of the store. It stays in registers unless the request is denied while charges are open.
+    #[inline(always)]
     fn finish(&self, hits: &[HashedHit], decision: Decision) -> Decision {
-        let decision = self.with_wall_time(decision);
-        match decision.is_allowed() || self.0.open.is_empty() {
-            true => decision,
-            false => self.without_open(hits, decision),
+        if decision.is_allowed() || self.0.open.is_empty() {
+            return self.with_wall_time(decision);
         }
+        self.without_open(hits, decision)
     }
 
     /// Returns the denial of a request, as pending if all limits that deny it would admit it without open charges.
     #[cold]
+    #[inline(never)]
     fn without_open(&self, hits: &[HashedHit], denied: Decision) -> Decision {
+        let denied = self.with_wall_time(denied);
         let now = denied.at;
         let own = |hit: &HashedHit| match (hits, denied.limit) {
             ([_], _) => denied,

@@ -1,7 +1,7 @@
 //! Arithmetic that algorithms share: numbers packed into as few words as possible, and division by a constant number,
 //! by multiplication.
 
-use super::{MAX_COUNTED, StateWords};
+use super::{MAX_QUOTA, StateWords};
 
 /// Returns the bits needed for every number up to `max`.
 pub(super) fn bits_for(max: u64) -> u32 {
@@ -29,8 +29,8 @@ impl Pair {
         let Some(spare) = left.checked_sub(bits_for(max_second)) else {
             return Self { low_bits: None, free_bits: 0 };
         };
-        // No number that grows needs more than the largest debt does.
-        let low_bits = (left - spare.min(FREE_BITS)).min(bits_for(MAX_COUNTED));
+        // No number that grows needs more than a quota does.
+        let low_bits = (left - spare.min(FREE_BITS)).min(bits_for(max_second.max(MAX_QUOTA)));
         Self { low_bits: Some(low_bits), free_bits: left - low_bits }
     }
 
@@ -226,8 +226,8 @@ mod tests {
         assert_eq!(layout(1 << 52, 2048), (None, 0));
         // The largest first number is not all ones.
         assert_eq!(layout((1 << 53) - 1, 1), (Some(8), 2));
-        assert_eq!(layout(1 << 26, 1), (Some(35), 2));
-        assert_eq!(layout(1 << 20, 1), (Some(40), 3));
+        assert_eq!(layout(1 << 26, 1), (Some(33), 4));
+        assert_eq!(layout(1 << 20, 1 << 39), (Some(40), 3));
     }
 
     #[test]

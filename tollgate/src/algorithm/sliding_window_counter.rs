@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::arithmetic::{Divisor, FREE_BITS, bits_for, read_bits, write_bits};
 use super::{
-    Algorithm, Charge, Compiled, LimitAlgorithm, MAX_COUNTED, Owed, StateWords, Step, allowed, checked, denied,
-    div_ceil, mul_div, never_fits,
+    Algorithm, Charge, Compiled, LimitAlgorithm, MAX_COUNTED, MAX_QUOTA, Owed, StateWords, Step, allowed, checked,
+    denied, div_ceil, mul_div, never_fits,
 };
 use crate::error::InvalidLimit;
 use crate::units::{MINUTE, Timestamp};
@@ -140,7 +140,7 @@ impl Counter {
         let words = needs.div_ceil(u64::BITS);
         let spare = words * u64::BITS - needs;
         let free_bits = if words == 1 { spare.min(FREE_BITS) } else { 0 };
-        let count_bits = ((words * u64::BITS - free_bits - index_bits) / counts).min(bits_for(MAX_COUNTED));
+        let count_bits = ((words * u64::BITS - free_bits - index_bits) / counts).min(bits_for(ceiling.max(MAX_QUOTA)));
         let (by_window, by_segments) = (Divisor::new(window), Divisor::new(segments));
         Self { limit, window, segments, index_bits, count_bits, by_window, by_segments }
     }
