@@ -302,7 +302,10 @@ impl Limiter {
     #[inline(always)]
     fn decide_one(&self, hit: HashedHit, now: Timestamp) -> Decision {
         let inner = &*self.0;
-        match inner.store.decide_one_fast(&inner.limits, hit, now, || !inner.open.is_empty()) {
+        if !inner.open.is_empty() {
+            return self.decide_with_open(&[hit], now);
+        }
+        match inner.store.decide_one_fast(&inner.limits, hit, now) {
             Some(decision) => self.with_wall_time(decision),
             None => self.decide_one_slow(hit, now),
         }
@@ -312,12 +315,15 @@ impl Limiter {
     #[inline(never)]
     fn decide_one_slow(&self, hit: HashedHit, now: Timestamp) -> Decision {
         let inner = &*self.0;
-        self.finish(&[hit], inner.store.decide_one_slow(&inner.limits, hit, now))
+        self.with_wall_time(inner.store.decide_one_slow(&inner.limits, hit, now))
     }
 
     pub(crate) fn decide_hashed(&self, hits: &[HashedHit]) -> Decision {
         let inner = &*self.0;
-        self.finish(hits, inner.store.decide(&inner.limits, hits, self.now()))
+        if !inner.open.is_empty() {
+            return self.decide_with_open(hits, self.now());
+        }
+        self.with_wall_time(inner.store.decide(&inner.limits, hits, self.now()))
     }
 
     /// Hashes the keys of hits into `into`, which must be empty.
@@ -574,8 +580,15 @@ impl Limiter {
         hit.fingerprint.rotate_left(32) ^ family.wrapping_mul(0x9e37_79b9_7f4a_7c15)
     }
 
-    /// Completes a decision of the store. It stays in registers unless the request is denied while charges are open.
-    #[inline(always)]
+    /// Decides while charges are open, which a denial looks at. Apart from the decision without any, which stays in registers
+    /// until it is written.
+    #[cold]
+    #[inline(never)]
+    fn decide_with_open(&self, hits: &[HashedHit], now: Timestamp) -> Decision {
+        self.finish(hits, self.0.store.decide(&self.0.limits, hits, now))
+    }
+
+    /// Completes a decision of the store: a denial may be for pending units.
     fn finish(&self, hits: &[HashedHit], decision: Decision) -> Decision {
         if decision.is_allowed() || self.0.open.is_empty() {
             return self.with_wall_time(decision);

@@ -216,11 +216,6 @@ impl Compiled {
         }
     }
 
-    /// Returns whether the limit is a smooth bucket.
-    pub(crate) fn is_bucket(&self) -> bool {
-        self.bucket().is_some()
-    }
-
     /// Returns whether the limit has a queue.
     pub(crate) fn is_queue(&self) -> bool {
         self.bucket().is_some_and(|numbers| numbers.max_wait.is_some())

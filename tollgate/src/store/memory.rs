@@ -247,26 +247,17 @@ impl MemoryStore {
     }
 
     fn decide_one(&self, limits: &[Limit], hit: HashedHit, now: Timestamp) -> Decision {
-        self.decide_one_fast(limits, hit, now, || false).unwrap_or_else(|| self.decide_one_slow(limits, hit, now))
+        self.decide_one_fast(limits, hit, now).unwrap_or_else(|| self.decide_one_slow(limits, hit, now))
     }
 
     /// Decides one hit, if that needs no lock and its limit is a bucket. Most limits are buckets, and their code is short.
-    /// Inlining all algorithms would cost them registers. A denial that `may_be_pending` takes the slow path.
+    /// Inlining all algorithms would cost them registers.
     #[inline(always)]
-    pub(crate) fn decide_one_fast(
-        &self,
-        limits: &[Limit],
-        hit: HashedHit,
-        now: Timestamp,
-        may_be_pending: impl FnOnce() -> bool,
-    ) -> Option<Decision> {
+    pub(crate) fn decide_one_fast(&self, limits: &[Limit], hit: HashedHit, now: Timestamp) -> Option<Decision> {
         let (table, limit) = (self.table(hit.limit)?, limits.get(hit.limit.index())?);
         let Compiled::Meter(algorithm) = limit.compiled() else { return None };
         let HashedHit { fingerprint, cost, .. } = hit;
         let verdict = table.decide_fast(algorithm, fingerprint, now.as_micros(), cost, Mode::Take)?;
-        if !verdict.is_allowed() && may_be_pending() {
-            return None;
-        }
         Some(self.decision(limits, hit, now, verdict))
     }
 

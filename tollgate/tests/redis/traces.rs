@@ -316,6 +316,9 @@ async fn agree(server: &RedisServer, layout: Layout, plans: &[Plan], ops: Vec<Op
             Op::Reset { key } => {
                 memories[key].reset(KEYS[key]);
                 shared.reset(KEYS[key]).await.expect("reset");
+                // On Redis, a reservation from before a reset still gives back.
+                reserved.clear();
+                current = 0;
             }
             Op::Change { percent, faster } => {
                 current = reserved.len();

@@ -562,12 +562,7 @@ impl<'a> FamilyView<'a> {
         let copy = Converted::of(self.algorithm, &self.table.spill);
         match location {
             KeyLocation::There(member, slot_ref) => {
-                let cells = holds.cells(&member.table, *slot_ref);
-                if self.algorithm.is_bucket() && !member.algorithm.is_bucket() {
-                    // A bucket takes a debt above the largest quota for a clock that has stepped back.
-                    self.family.raise_ceiling(member.algorithm.spent(&cells, now).units);
-                }
-                let fit = self.algorithm.convert(&copy, &member.algorithm, &cells, now);
+                let fit = self.algorithm.convert(&copy, &member.algorithm, &holds.cells(&member.table, *slot_ref), now);
                 Ok((copy, fit))
             }
             KeyLocation::Here(_) | KeyLocation::Nowhere => {
