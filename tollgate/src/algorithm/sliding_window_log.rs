@@ -229,11 +229,9 @@ impl Log {
     /// Creates a log with room for `ceiling` units.
     pub(super) fn with_ceiling(limit: u64, window: u64, counted: Counted, ceiling: u64) -> Self {
         let ceiling = ceiling.max(limit);
-        // Denied requests are kept up to a second quota, so that a refund of the first uncovers what is behind it.
-        let entries = if counted == Counted::All { 2 * ceiling } else { ceiling };
-        let list = entries > inline::MAX as u64;
-        let inline = if list { INLINE_IN_LONG } else { entries as usize };
-        let layout = Layout { time_bits: bits_for(window), unit_bits: bits_for(entries), inline, list };
+        let list = ceiling > inline::MAX as u64;
+        let inline = if list { INLINE_IN_LONG } else { ceiling as usize };
+        let layout = Layout { time_bits: bits_for(window), unit_bits: bits_for(ceiling), inline, list };
         Self { limit, window, counted, ceiling, raised: None, layout }
     }
 
@@ -254,8 +252,7 @@ impl Log {
     /// Returns the same limit in the layout of an older one of the same window, if that has room for it.
     pub(super) fn laid_out_as(&self, old: &Self) -> Option<Self> {
         let Layout { unit_bits, inline, list, .. } = old.layout;
-        let entries = if self.counted == Counted::All { 2 * self.ceiling } else { self.ceiling };
-        let fits = bits_for(entries) <= unit_bits && (list || entries <= inline as u64);
+        let fits = bits_for(self.ceiling) <= unit_bits && (list || self.ceiling <= inline as u64);
         fits.then(|| Self { layout: old.layout, ..self.clone() })
     }
 
@@ -288,7 +285,7 @@ impl Log {
         } else {
             denied(self.window, if counts { 0 } else { remaining }, self.window)
         };
-        let (add, most) = (if counts { cost } else { 0 }, 2 * self.ceiling_now());
+        let (add, most) = (if counts { cost } else { 0 }, self.ceiling_now());
         Step { verdict, edit: Some(Edit::Collapse { now, add, most }) }
     }
 
@@ -303,7 +300,7 @@ impl Log {
                 return true;
             }
             left -= entry.units.min(left);
-            if left >= 2 * ceiling {
+            if left >= ceiling {
                 (wait.trim, wait.trimmed) = (wait.trim + 1, wait.trimmed + entry.units);
             }
             if left + cost <= self.limit {
@@ -488,7 +485,7 @@ impl LimitAlgorithm for Log {
         match edit {
             Edit::Move { forget, gone, add } => {
                 self.forget(cells, &mut head, &mut list, forget);
-                let most = 2 * self.ceiling_now();
+                let most = self.ceiling_now();
                 units = self.add(cells, &mut head, &mut list, units.saturating_sub(gone), add, most);
             }
             Edit::Owe { forget, gone, merge, merged, add } => {

@@ -738,9 +738,9 @@ judge[LOG] = function(k, p, cost)
     end
   end
   if not counts_denied then return false, nil, { 0, remaining, retry, reset_after } end
-  if units > 0 and left >= 2 * ceiling then
-    -- Without its oldest entries the log still exceeds every limit, even if all that was admitted is given back.
-    edit.block, edit.count = split_by_units(log, gone + left - 2 * ceiling)
+  if units > 0 and left >= ceiling then
+    -- Without its oldest entries the log still exceeds every limit, so they can be dropped.
+    edit.block, edit.count = split_by_units(log, gone + left - ceiling)
   end
   return false, edit, { 0, max(limit - units - cost, 0), retry, until_gone }
 end
@@ -748,7 +748,7 @@ end
 local function write_log(k, p, edit)
   -- A log that counts denied requests is always written here, as a whole if it is a ring.
   local log, longest = logs[k], p[4] == 1 and BLOCK or LONGEST_RING
-  local most = edit.most or (p[4] == 1 and 2 or 1) * edit.ceiling
+  local most = edit.most or edit.ceiling
   K[k] = max(K[k] or 0, p[4] == 1 and edit.ceiling or p[2])
   if edit.collapse or edit.empty then
     drop(log, #log.index + 1, (#log.tail - 5) / ENTRY)
