@@ -18,7 +18,7 @@ use crate::algorithm::Charge;
 const MOST: usize = 100_000;
 const SHARDS: usize = 16;
 
-type Shard = Mutex<HashMap<u64, SmallVec<[OpenCharge; 1]>, ahash::RandomState>>;
+type Shard = Mutex<HashMap<u64, SmallVec<[OpenCharge; 1]>>>;
 
 /// The open charges of all keys of a limiter.
 #[derive(Default)]
