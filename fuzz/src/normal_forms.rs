@@ -59,7 +59,7 @@ pub fn normal_forms(input: &[u8]) {
     Sent::new(NAMES[rule], value).into_iter().for_each(|sent| sent.take());
     assert_eq!(remaining(rule, &key), Some(before - 1), "{}: {value} counts as {key}", NAMES[rule]);
     // A value without content, such as a scheme without credentials, is missing.
-    if key != MISSING && is_named_as_sent(NAMES[rule], value) {
+    if key != MISSING && !value.eq_ignore_ascii_case(MISSING) && is_named_as_sent(NAMES[rule], value) {
         // So does a caller who names the value as the request had it.
         assert_eq!(remaining(rule, value), Some(before - 1), "{}: {value} counts as {key}", NAMES[rule]);
     }
