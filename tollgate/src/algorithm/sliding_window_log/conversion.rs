@@ -59,16 +59,19 @@ impl Log {
         if log.units() == 0 {
             return Fit::Whole;
         }
+        let mut count = 0;
         let fit = self.fill(into, log.head.newest, |add| {
             log.visit(|entry| {
                 if entry.units > 0 {
+                    count += 1;
                     add(entry);
                 }
                 true
             });
         });
         self.set_head(into, Head { newest: log.head.newest, ..self.head(into) });
-        fit
+        // Without a list, entries that do not fit were merged.
+        fit.and(Fit::of(self.has_list() || count <= self.layout.inline))
     }
 
     /// Returns the entries that count at `now`, oldest first.
@@ -99,16 +102,15 @@ impl Log {
     /// Fills a log at rest. If there is no room, all of it becomes one entry at `held`.
     fn fill(&self, into: &impl StateWords, held: u64, entries: impl FnOnce(&mut dyn FnMut(Entry))) -> Fit {
         let (mut head, mut list) = (Head { newest: 0, len: 0, units: 0 }, List::default());
-        let (mut spent, mut total, mut count) = (0, 0, 0);
+        let (mut spent, mut total) = (0, 0);
         entries(&mut |entry| {
-            (spent, count) = (spent + entry.units, count + 1);
+            spent += entry.units;
             total = self.add(into, &mut head, &mut list, total, entry, u64::MAX);
         });
         (head.units, list.units) = (total.min(MAX_UNITS), total);
         self.set_head(into, head);
         self.write_list(into, list);
-        // Without a list, entries that do not fit would be merged.
-        if total == spent && (self.has_list() || (total <= MAX_UNITS && count <= self.layout.inline)) {
+        if total == spent && (self.has_list() || total <= MAX_UNITS) {
             return Fit::Whole;
         }
         self.clear(into);
