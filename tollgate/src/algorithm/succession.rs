@@ -241,6 +241,11 @@ impl Compiled {
         Meaning { kind: Some(kind), first, second }
     }
 
+    /// Returns whether its state is a debt that is paid off smoothly.
+    pub(crate) fn is_bucket(&self) -> bool {
+        self.bucket().is_some()
+    }
+
     /// Returns the numbers of a smooth bucket.
     pub(super) fn bucket(&self) -> Option<meter::Reduced> {
         match self {

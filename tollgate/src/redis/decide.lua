@@ -1086,7 +1086,7 @@ local function convert(k, old, v, p)
   elseif kind ~= old[1] then
     local at, units = spent[old[1]](k, old, max(K[k] or 0, p[#p]))
     -- A bucket may owe more than any quota.
-    if kind == METER and old[1] == INTERVAL then K[v] = max(K[v], units) end
+    if kind == METER then K[v] = max(K[v], units) end
     charge(v, p, at, units)
   elseif kind == OPENED then
     local opened, units = opened_now(k, old)

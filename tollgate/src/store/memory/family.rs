@@ -166,11 +166,18 @@ impl Family {
     /// Makes a debt of this many units known, before a key has it. Raised in powers of two, because decisions start over
     /// when the list of tables changes.
     pub(super) fn raise_ceiling(&self, units: u64) {
-        if units > self.ceiling.load(std::sync::atomic::Ordering::Acquire) {
-            let ceiling = units.next_power_of_two();
-            self.ceiling.fetch_max(ceiling, std::sync::atomic::Ordering::AcqRel);
-            self.change(|members| members.ceiling = members.ceiling.max(ceiling));
+        if units > self.ceiling() {
+            self.raise_ceiling_to(units.next_power_of_two());
         }
+    }
+
+    fn raise_ceiling_to(&self, units: u64) {
+        self.ceiling.fetch_max(units, std::sync::atomic::Ordering::AcqRel);
+        self.change(|members| members.ceiling = members.ceiling.max(units));
+    }
+
+    fn ceiling(&self) -> u64 {
+        self.ceiling.load(std::sync::atomic::Ordering::Acquire)
     }
 
     /// Changes the list of tables.
@@ -562,7 +569,16 @@ impl<'a> FamilyView<'a> {
         let copy = Converted::of(self.algorithm, &self.table.spill);
         match location {
             KeyLocation::There(member, slot_ref) => {
-                let fit = self.algorithm.convert(&copy, &member.algorithm, &holds.cells(&member.table, *slot_ref), now);
+                let cells = holds.cells(&member.table, *slot_ref);
+                let fit = self.algorithm.convert(&copy, &member.algorithm, &cells, now);
+                if fit == Fit::Cut && self.algorithm.is_bucket() {
+                    // A bucket has room for any debt that is known.
+                    let units = member.algorithm.spent(&cells, now).units;
+                    if units > self.family.ceiling() {
+                        self.family.raise_ceiling_to(units);
+                        return Err(Busy::Held);
+                    }
+                }
                 Ok((copy, fit))
             }
             KeyLocation::Here(_) | KeyLocation::Nowhere => {
