@@ -89,7 +89,7 @@ pub(crate) struct Step<Edit> {
 }
 
 /// An earlier charge that is to be given back.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Charge {
     pub(crate) at: u64,
     pub(crate) cost: u64,

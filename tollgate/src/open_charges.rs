@@ -83,6 +83,25 @@ impl OpenCharges {
         self.count.fetch_sub(closed.map_or(0, |open| open.len()), Ordering::Relaxed);
     }
 
+    /// Returns a mark between the charges that were opened before and those that are opened from now on.
+    #[cfg(feature = "redis")]
+    pub(crate) fn mark(&self) -> u64 {
+        self.next.load(Ordering::Relaxed)
+    }
+
+    /// Ends the open charges of a key that were made until then, or opened before the mark.
+    #[cfg(feature = "redis")]
+    pub(crate) fn close_until(&self, key: u64, until: u64, mark: u64) {
+        let mut shard = self.shard(key).lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(open) = shard.get_mut(&key) else { return };
+        let before = open.len();
+        open.retain(|one| one.charge.at > until && one.id >= mark);
+        self.count.fetch_sub(before - open.len(), Ordering::Relaxed);
+        if open.is_empty() {
+            shard.remove(&key);
+        }
+    }
+
     /// Returns the open charges of a key at `now`, the earliest deadline first.
     pub(crate) fn of(&self, key: u64, now: u64) -> SmallVec<[OpenCharge; 8]> {
         let shard = self.shard(key).lock().unwrap_or_else(PoisonError::into_inner);

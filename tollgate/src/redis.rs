@@ -42,6 +42,7 @@ mod lease;
 mod leases;
 mod names;
 mod node;
+mod pending;
 mod prepared;
 mod requests;
 pub(crate) mod reservation;
@@ -125,8 +126,8 @@ struct Shared {
     clock: TimeSource,
     store_timeout: Duration,
     counts: Counts,
-    #[cfg(feature = "rules")]
-    reads: hits::Reads,
+    reads: pending::Reads,
+    open: pending::Open,
     local: LocalStore,
     _tasks: Tasks,
 }
@@ -287,13 +288,18 @@ impl RedisLimiter {
         let calls = shared.stores.calls(hits.iter().map(|hit| &hit.script_hit));
         let each = calls.into_iter().map(|call| {
             let script_hits: ScriptHits = call.into_iter().map(|position| hits[position].script_hit.clone()).collect();
+            let beside = script_hits.iter().map(|hit| shared.reset_marker(hit)).collect();
             async move {
-                let result = shared.send(ScriptRequest::Reset(script_hits.clone())).await;
+                let mark = shared.open.mark();
+                let result = shared.send(ScriptRequest::Reset(script_hits.clone(), beside)).await;
                 let reset_at = result.as_ref().ok().map(|reply| reply.at);
                 for script_hit in script_hits {
                     // A denial that was decided before the reset may have been cached in the meantime.
                     shared.denials.forget(&script_hit.name);
                     shared.leases.forget(&script_hit.name, reset_at);
+                    if result.is_ok() {
+                        shared.open.reset(&script_hit.name, reset_at, mark);
+                    }
                 }
                 result.map(drop)
             }

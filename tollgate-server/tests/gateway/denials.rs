@@ -252,11 +252,13 @@ fn requests_beyond_the_queues_of_the_gateway_are_503_and_spend_nothing() {
         for connection in &mut held {
             connection.send("GET / HTTP/1.1\r\nHost: h\r\nX-User-Id: ann\r\n\r\n");
         }
-        // Both wait as soon as a third does not.
+        // Both wait as soon as a third does not. Each attempt has its own key, whose bucket is empty.
+        let mut attempts = 0;
         until("a full queue", || {
+            attempts += 1;
             let mut connection = gateway.client();
             for _ in 0..2 {
-                connection.send("GET / HTTP/1.1\r\nHost: h\r\nX-User-Id: bob\r\n\r\n");
+                connection.send(&format!("GET / HTTP/1.1\r\nHost: h\r\nX-User-Id: bob-{attempts}\r\n\r\n"));
                 if !connection.has_answer_within_a_moment() {
                     return false;
                 }

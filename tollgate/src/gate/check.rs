@@ -519,7 +519,7 @@ pub(super) async fn check_redis(mut outcome: Outcome, remote: RemoteCheck) -> Ou
         async move {
             match has_failed {
                 true => limiter.decide_without_store(hits),
-                false => limiter.decide_hits(hits, None).await,
+                false => limiter.decide_hits(hits).await,
             }
         }
     };
@@ -537,7 +537,7 @@ pub(super) async fn check_redis(mut outcome: Outcome, remote: RemoteCheck) -> Ou
             }
             Open::Strikes => {
                 let strikes = outcome.hits.on_redis().iter().cloned().map(|hit| RedisHits::from_iter([hit]));
-                let decided = join_all(strikes.map(|strike| limiter.clone().decide_hits(strike, None))).await;
+                let decided = join_all(strikes.map(|strike| limiter.clone().decide_hits(strike))).await;
                 let decision = decided.into_iter().map(|(decision, _)| decision).reduce(Decision::most_restrictive);
                 (decision.unwrap_or_else(|| Decision::without_limit(limiter.now())), None)
             }
@@ -602,7 +602,7 @@ async fn strike_on_redis(outcome: &Outcome, limiter: &RedisLimiter, denied: Deci
     if strikes.is_empty() {
         return denied;
     }
-    let decided = join_all(strikes.into_iter().map(|strike| limiter.clone().decide_hits(strike, None)));
+    let decided = join_all(strikes.into_iter().map(|strike| limiter.clone().decide_hits(strike)));
     // Spawned, so that a client that disconnects before the response gets its strikes too.
     let struck_bans = tokio::spawn(decided).await.unwrap_or_default();
     struck_bans.iter().fold(denied, |reported, (strike, _)| struck(outcome, reported, strike))

@@ -112,8 +112,7 @@ impl Outcome {
         let Some(decision) = self.decision.filter(Decision::is_allowed) else { return };
         let may_change = |limit| rules.may_change(rules.owner(limit)) && rules.ban(rules.owner(limit)) != Some(limit);
         if self.hits.costs().any(|(limit, cost)| cost > 0 && may_change(limit)) {
-            let until = decision.at.saturating_add(within);
-            let open = self.state.store.open(&self.hits, &decision, until, may_change);
+            let open = self.state.store.open(&self.hits, &decision, within, may_change);
             self.extras.get_or_insert_default().open = open;
         }
     }

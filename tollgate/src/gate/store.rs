@@ -276,20 +276,22 @@ impl Store {
         }
     }
 
-    /// Records charges of an allowed decision as open until then: those of the limits that `may_change`.
+    /// Records charges of an allowed decision as open for that time: those of the limits that `may_change`.
     pub(super) fn open(
         &self,
         hits: &Hits,
         decision: &Decision,
-        until: Timestamp,
+        within: Duration,
         may_change: impl Fn(LimitId) -> bool,
     ) -> Option<Held> {
         match (self, hits) {
             (Self::Memory(limiter), Hits::Memory(hits)) => {
                 let cost = |hit: &HashedHit| if may_change(hit.limit) { hit.cost } else { 0 };
                 let hits: FewHits = hits.iter().map(|hit| HashedHit { cost: cost(hit), ..*hit }).collect();
-                Some(limiter.open(&hits, decision, until))
+                Some(limiter.open(&hits, decision, decision.at.saturating_add(within)))
             }
+            #[cfg(feature = "redis")]
+            (Self::Redis(limiter), Hits::Redis(hits)) => Some(limiter.open(hits, within, may_change)),
             #[cfg(feature = "redis")]
             _ => None,
         }
@@ -382,12 +384,12 @@ impl Store {
     pub(super) async fn charge(&self, hit: &Hits) -> Settlement {
         match (self, hit) {
             (Self::Memory(limiter), Hits::Memory(hits)) => {
-                hits.first().map_or(Settlement::Settled, |hit| limiter.charge_hashed(*hit).settlement)
+                hits.first().map_or(Settlement::Settled, |hit| limiter.charge_hashed(*hit))
             }
             #[cfg(feature = "redis")]
             (Self::Redis(limiter), Hits::Redis(hits)) => {
                 let Some(hit) = hits.first() else { return Settlement::Settled };
-                limiter.charge_hit(hit).await.map_or(Settlement::Unreachable, |charged| charged.settlement)
+                limiter.charge_hit(hit).await.unwrap_or(Settlement::Unreachable)
             }
             #[cfg(feature = "redis")]
             _ => Settlement::Unreachable,
@@ -411,7 +413,7 @@ impl Store {
             #[cfg(feature = "redis")]
             (Self::Redis(limiter), Hits::Redis(hits)) => {
                 let hits = hits.get(hit..=hit).unwrap_or_default();
-                limiter.settle_hits(hits, actual).await.unwrap_or(Settlement::Unreachable)
+                limiter.settle_hits(hits, actual, |_| still_counts).await.unwrap_or(Settlement::Unreachable)
             }
             #[cfg(feature = "redis")]
             _ => Settlement::Unreachable,

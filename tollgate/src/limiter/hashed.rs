@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use super::{CombinedHits, HashedHits, Limiter};
 use crate::decision::{CombinedDecision, Decision, LimitId};
-use crate::limiter::reservation::{Settled, Settlement};
+use crate::limiter::reservation::Settlement;
 use crate::store::memory::HashedHit;
 use crate::units::Timestamp;
 
@@ -42,12 +42,8 @@ impl Limiter {
 
     /// Counts units that were spent already, whatever is left.
     #[allow(dead_code, reason = "the next commits use it")]
-    pub(crate) fn charge_hashed(&self, hit: HashedHit) -> Settled {
-        self.settled(hit, self.charge_at(hit, self.now()))
-    }
-
-    fn settled(&self, hit: HashedHit, settlement: Settlement) -> Settled {
-        Settled { settlement, left: Some(self.peek_one(HashedHit { cost: 0, ..hit }, self.now())) }
+    pub(crate) fn charge_hashed(&self, hit: HashedHit) -> Settlement {
+        self.charge_at(hit, self.now())
     }
 
     /// Returns the time until the key of a hit owes nothing, or `None` if it owes nothing now.

@@ -98,19 +98,3 @@ impl Settlement {
         if weight(&other) > weight(&self) { other } else { self }
     }
 }
-
-/// Identifies a reservation that is not settled yet, among those of all processes that share a store.
-#[cfg(feature = "rules")]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[allow(dead_code, reason = "the next commits use it")]
-pub(crate) struct ReservationId(pub(crate) [u8; 16]);
-
-/// The result of settling one hit.
-#[cfg(feature = "rules")]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(dead_code, reason = "the next commits use it")]
-pub(crate) struct Settled {
-    pub(crate) settlement: Settlement,
-    /// The key afterwards, as a peek shows it.
-    pub(crate) left: Option<Decision>,
-}

@@ -12,6 +12,7 @@ use super::cluster::{MAX_ORPHANS, ScriptCalls};
 use super::denials::Denials;
 use super::fallback::{Fallback, LocalStore};
 use super::leases::Leases;
+use super::pending::{Open, Reads};
 use super::resets::Resets;
 use super::settings::RedisSettings;
 use super::stats::{Calls, Counts};
@@ -188,6 +189,7 @@ impl RedisLimiterBuilder {
         let _ = tokio::time::timeout(self.store_timeout.max(CONNECT_WAIT), settled).await;
         let denials = Arc::new(Denials::new(catalogue.budget()));
         let leases = Arc::new(Leases::new(stores.iter().count()));
+        let open = Open::new(&denials);
         stores.join_fleets(&limits, self.on_store_failure);
         let mut tasks = Vec::new();
         for (index, store) in stores.indexed() {
@@ -195,6 +197,7 @@ impl RedisLimiterBuilder {
                 store: index,
                 denials: denials.clone(),
                 leases: leases.clone(),
+                open: open.clone(),
                 // Cached denials expire by real time, which an injected clock does not follow.
                 is_subscribed: (self.denial_cache && self.clock.is_none()).then(|| store.is_subscribed.clone()),
                 problem: store.subscription_problem.clone(),
@@ -218,8 +221,8 @@ impl RedisLimiterBuilder {
                 clock,
                 store_timeout: self.store_timeout,
                 counts: Counts::default(),
-                #[cfg(feature = "rules")]
-                reads: super::hits::Reads::default(),
+                reads: Reads::default(),
+                open,
                 local: LocalStore::default(),
                 _tasks: Tasks(tasks),
             }

@@ -27,7 +27,7 @@ local values = is_compact and {} or call('MGET', unpack(KEYS))
 local METER, INTERVAL, CLOCK, OPENED, LOG, COUNTER, STRIKES = 1, 2, 3, 4, 5, 6, 7
 -- The kinds, in a signature, of a bucket whose requests wait in a queue, and of a log.
 local QUEUE, LOG_MARK = 8, 9
-local TAKE, LOOK, REFUND, RESET, SLICE, UNDO, CREDIT, SETTLE, OWE = 0, 1, 2, 3, 4, 5, 6, 7, 8
+local TAKE, LOOK, REFUND, RESET, SLICE, UNDO, CREDIT, SETTLE, OWE, WITHOUT = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9
 
 -- For each key: the first two numbers of its state (A, B); the counts of a counter (C); the largest quota, in units, of
 -- the limits that wrote a bucket or a log, or what a bucket has owed if that was more (K); the terms of the state; when
@@ -294,6 +294,8 @@ end
 local judge, give_back = {}, {}
 
 local MAX_SPAN = 1125899906842624
+-- The longest time until a reservation expires, in milliseconds, and a minute more.
+local RESERVED_FOR = '86460000'
 
 -- Returns the largest debt of a key that owes at most this many units. A larger debt means that the clock stepped back.
 local function most_of(units, p)
@@ -1283,6 +1285,48 @@ local function credit(k, p, units)
   if edit then write(k, held, edit, k) end
 end
 
+-- Gives back units that were charged at a moment: the least that counts under the caller's terms and under all other
+-- terms that may have counted the charge. Their number is at `q[others_at]`, and their indexes follow.
+local function refund(k, p, units, charged_at, others_at, before, before_parts)
+  local held = load_for(k, p)
+  if held.signature ~= p.signature then before = nil end
+  if held == REST or failed[k] or (p[1] == METER and p[5] >= 0 and not before) then return end
+  -- The refill pays the earlier debt first.
+  local owed_before = before or 0
+  if before and held[1] == METER then
+    owed_before = before * held[2] / held[6] < 4503599627370496 and (muldiv(before, held[2], held[6])) or 0
+  end
+  local given = still_counts(p, held, units, charged_at, owed_before)
+  for other = others_at + 1, others_at + q[others_at] do
+    given = min(given, still_counts(limits[q[other]], held, units, charged_at, owed_before))
+  end
+  if given > 0 and held[1] == LOG then
+    give_back_log(k, held, given, charged_at)
+  elseif given > 0 then
+    local cost, parts = cost_of(held, given)
+    local edit = give_back[held[1]](k, held, cost, parts, charged_at, before, before_parts)
+    if edit then write(k, held, edit, k) end
+  end
+end
+
+-- Returns how many of these charges, from the first, must be given back so that a request is allowed, or 0. Changes
+-- nothing. Their units and times begin at `q[first]`.
+local function fewest(k, p, cost, parts, first, charges)
+  local held = load_for(k, p)
+  local a, b, most, last, changed, counts, log = A[k], B[k], K[k], ends[k], dirty[k], C[k], logs[k]
+  if log then logs[k] = copy_log(log) end
+  local enough, others_at = 0, first + 2 * charges
+  for charge = 1, charges do
+    refund(k, p, q[first + 2 * charge - 2], q[first + 2 * charge - 1], others_at)
+    if not failed[k] and judge[p[1]](prepare(k, p), p, cost, parts) then
+      enough = charge
+      break
+    end
+  end
+  A[k], B[k], K[k], ends[k], dirty[k], C[k], logs[k], terms[k] = a, b, most, last, changed, counts, log, held
+  return enough
+end
+
 local out = { now, 0 }
 local size = 2
 
@@ -1386,6 +1430,11 @@ while q[at] do
     end
     out[verdict_at] = taken
     at = at + 2 + 2 * hits
+  elseif op == WITHOUT then
+    -- One hit, and charges of its key.
+    out[verdict_at] = fewest(q[at + 1], limits[q[at]], q[at + 2], q[at + 3], at + 4, hits)
+    at = at + 4 + 2 * hits
+    at = at + 1 + q[at]
   elseif op == CREDIT then
     for hit = 1, hits do
       credit(q[at + 1], limits[q[at]], q[at + 2])
@@ -1394,11 +1443,13 @@ while q[at] do
     out[verdict_at] = 1
   elseif op == REFUND or op == UNDO or op == SETTLE or op == OWE then
     -- A reservation is settled once, and not after it has expired, by one of the other operations. Its marker outlives it
-    -- by a minute, because the clock may step back.
-    local settles = 1
+    -- by a minute, because the clock may step back. Units that were charged before a reset are not given back: the key has
+    -- its whole quota since.
+    local settles, reset_at = 1, 0
     if op == SETTLE then
       local marker, expires_at = q[at], q[at + 1]
-      op, at = q[at + 2], at + 3
+      reset_at = tonumber(values[q[at + 2]] or 0)
+      op, at = q[at + 3], at + 4
       if now >= expires_at then
         settles = 2
       elseif values[marker] then
@@ -1434,31 +1485,8 @@ while q[at] do
           before, before_parts = q[at + 4], q[at + 5]
           at = at + 2
         end
-        local others = q[at + 4]
-        local held = load_for(k, p)
-        if held.signature ~= p.signature then before = nil end
-        if settles == 1 and held ~= REST and not failed[k] and (before or not (p[1] == METER and p[5] >= 0)) then
-          -- Refund the least that counts under the caller's terms and under all other terms that may have counted the
-          -- charge.
-          local all = units
-          -- The refill pays the earlier debt first.
-          local owed_before = before or 0
-          if before and held[1] == METER then
-            owed_before = before * held[2] / held[6] < 4503599627370496 and (muldiv(before, held[2], held[6])) or 0
-          end
-          units = still_counts(p, held, all, charged_at, owed_before)
-          for other = 1, others do
-            units = min(units, still_counts(limits[q[at + 4 + other]], held, all, charged_at, owed_before))
-          end
-          if units > 0 and held[1] == LOG then
-            give_back_log(k, held, units, charged_at)
-          elseif units > 0 then
-            local cost, parts = cost_of(held, units)
-            local edit = give_back[held[1]](k, held, cost, parts, charged_at, before, before_parts)
-            if edit then write(k, held, edit, k) end
-          end
-        end
-        at = at + 5 + others
+        if settles == 1 and charged_at > reset_at then refund(k, p, units, charged_at, at + 4, before, before_parts) end
+        at = at + 5 + q[at + 4]
       end
     end
     out[verdict_at] = settles
@@ -1470,8 +1498,13 @@ while q[at] do
         local removed = fields[k] and try(k, 'HDEL', KEYS[k], fields[k]) or not fields[k] and try(k, 'DEL', KEYS[k])
         if removed == 1 or dirty[k] then tell_others(k) end
         values[k], terms[k], dirty[k], hashes[k] = false, REST, nil, nil
+        local marker = q[at + 2]
+        if marker > 0 then
+          values[marker] = format('%.0f', now)
+          try(marker, 'SET', KEYS[marker], values[marker], 'PX', RESERVED_FOR)
+        end
       end
-      at = at + 2
+      at = at + 3
     end
     out[verdict_at] = 1
   end

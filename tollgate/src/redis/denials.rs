@@ -141,7 +141,7 @@ impl Denials {
         }
     }
 
-    fn fingerprint(&self, name: &[u8]) -> u64 {
+    pub(super) fn fingerprint(&self, name: &[u8]) -> u64 {
         self.hasher.hash_one(name)
     }
 

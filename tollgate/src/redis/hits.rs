@@ -4,38 +4,11 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use super::reservation::Opening;
 use super::script::ScriptRequest;
 use super::{RedisHit, RedisHits, RedisLimiter, StoreError, TakeFrom};
 use crate::decision::{CombinedDecision, Decision, LimitId, Source};
 use crate::limiter::{CombinedHits, Hit, Place};
 use crate::store::memory::Positions;
-use crate::sync::{AtomicU64, Ordering};
-use crate::units::Timestamp;
-
-/// The most reads in a second of limits beside one that this process knows to deny. Without a bound, a flood of denied
-/// requests on several limits would cost a call each, which the denial cache is there to prevent.
-const MAX_READS: u64 = 100;
-
-/// Counts the reads of the current second.
-#[derive(Default)]
-pub(super) struct Reads(AtomicU64);
-
-impl Reads {
-    /// The bits of the count. The others have the second.
-    const COUNT_BITS: u32 = 8;
-
-    /// Counts a read. Returns `false` if there were too many in this second.
-    fn take(&self, now: Timestamp) -> bool {
-        let second = (now.as_micros() / 1_000_000) << Self::COUNT_BITS;
-        let counted = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |before| {
-            let is_current = before >> Self::COUNT_BITS == second >> Self::COUNT_BITS;
-            let count = if is_current { before - second } else { 0 };
-            (count < MAX_READS).then_some(second + count + 1)
-        });
-        counted.is_ok()
-    }
-}
 
 impl RedisLimiter {
     /// Returns the wall-clock time of this process.
@@ -51,8 +24,7 @@ impl RedisLimiter {
     }
 
     /// Takes all hits, or none. Returns the hits with their receipts, for [`settle_hits`](Self::settle_hits).
-    pub(crate) async fn decide_hits(self, mut hits: RedisHits, opening: Option<Opening>) -> (Decision, RedisHits) {
-        let _ = opening;
+    pub(crate) async fn decide_hits(self, mut hits: RedisHits) -> (Decision, RedisHits) {
         let cost = hits.iter().map(|hit| hit.script_hit.cost).max().unwrap_or(0);
         let decision = self.take_or_lease(&mut hits, cost).await;
         (decision, hits)
@@ -94,7 +66,7 @@ impl RedisLimiter {
             let combined = CombinedHits { hits, variants };
             return (self.peek_each(&combined).await, combined.hits);
         }
-        let (decision, hits) = self.clone().decide_hits(hits, None).await;
+        let (decision, hits) = self.clone().decide_hits(hits).await;
         let each = hits.iter().map(|hit| match hit.decided {
             // Nothing was taken.
             Some(allowed) if allowed.is_allowed() && !decision.is_allowed() => {
@@ -174,7 +146,8 @@ impl RedisLimiter {
 
     /// Returns what [`decide_hits`](Self::decide_hits) would, and takes nothing.
     pub(crate) async fn peek_hits(&self, hits: &RedisHits) -> Result<Decision, StoreError> {
-        self.peek_at(hits).await
+        let decision = self.peek_at(hits).await?;
+        Ok(self.finish(&mut hits.clone(), decision).await)
     }
 }
 
@@ -263,18 +236,5 @@ pub(crate) fn set_receipts(hits: &mut RedisHits, combined: &RedisHits, places: &
         if let Some(combined) = combined.get(place.hit) {
             hit.receipt = combined.receipt;
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn reads_of_a_second_are_bounded() {
-        let reads = Reads::default();
-        let at = |second: u64| Timestamp::from_micros(second * 1_000_000 + 999_999);
-        let taken = |second| (0..2 * MAX_READS).filter(|_| reads.take(at(second))).count() as u64;
-        assert_eq!([taken(7), taken(7), taken(8)], [MAX_READS, 0, MAX_READS]);
     }
 }

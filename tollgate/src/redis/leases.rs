@@ -340,6 +340,11 @@ impl Drop for HeldUnits<'_> {
 impl RedisLimiter {
     /// Takes all hits or none, from slices where a limit is leased, and writes the receipt of each hit.
     pub(super) async fn take_or_lease(&self, hits: &mut RedisHits, cost: u64) -> Decision {
+        let decision = self.take_anywhere(hits, cost).await;
+        self.finish(hits, decision).await
+    }
+
+    async fn take_anywhere(&self, hits: &mut RedisHits, cost: u64) -> Decision {
         if hits.is_empty() {
             return Decision::without_limit(self.0.shared.clock.wall());
         }

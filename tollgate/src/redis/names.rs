@@ -95,10 +95,20 @@ pub(super) fn name_of_key_in(prefix: &str, key: &[u8]) -> Arc<[u8]> {
 /// Returns the name of the key that marks a reservation on the key `name` as settled. It is in the same slot.
 #[cfg(feature = "file")]
 pub(super) fn settled(begin: &str, name: &[u8], id: &[u8]) -> Arc<[u8]> {
-    let tag = name.iter().position(|byte| *byte == b'{').map_or(name, |open| &name[open..]);
-    let mut settled = [begin.as_bytes(), tag, b":"].concat();
-    settled.extend(id.iter().flat_map(|byte| hex(*byte)));
-    settled.into()
+    let id = id.iter().flat_map(|byte| hex(*byte));
+    [begin.as_bytes(), tag_of(name), b":"].concat().into_iter().chain(id).collect()
+}
+
+/// Returns the name of the key with the time of the last reset of the key `name`. It is in the same slot.
+#[cfg(feature = "file")]
+pub(super) fn reset(begin: &str, name: &[u8]) -> Arc<[u8]> {
+    [begin.as_bytes(), tag_of(name)].concat().into()
+}
+
+/// Returns the name from its hash tag on.
+#[cfg(feature = "file")]
+fn tag_of(name: &[u8]) -> &[u8] {
+    name.iter().position(|byte| *byte == b'{').map_or(name, |open| &name[open..])
 }
 
 /// The names of all keys and channels of a store.

@@ -143,7 +143,7 @@ impl RedisLimiter {
     pub(crate) fn certain_denial(&self, hits: &RedisHits) -> Option<Decision> {
         let inner = &*self.0;
         let is_cached = |hit: &&RedisHit| inner.shared.stores.is_subscribed_for(&hit.script_hit);
-        if !hits.iter().any(|hit| is_cached(&hit)) {
+        if !hits.iter().any(|hit| is_cached(&hit)) || hits.iter().any(|hit| self.may_be_open(hit)) {
             return None;
         }
         let now = inner.shared.clock.now_with_gaps();
@@ -173,7 +173,7 @@ impl RedisLimiter {
         if stores.of(&hit.script_hit).topology.has_failed_for(&hit.script_hit.name) {
             return self.local_decision(hit).filter(|own| !own.is_allowed());
         }
-        if !stores.is_subscribed_for(&hit.script_hit) {
+        if !stores.is_subscribed_for(&hit.script_hit) || self.may_be_open(hit) {
             return None;
         }
         let certain = self.0.denials.certain(&hit.script_hit, clock.now_with_gaps());
@@ -181,7 +181,6 @@ impl RedisLimiter {
     }
 
     /// Returns the decision of each hit by itself, and takes nothing. `None` where the store does not reply.
-    #[cfg(feature = "rules")]
     pub(super) async fn peek_each_on_store(&self, hits: &[RedisHit]) -> Vec<Option<Decision>> {
         let mut each = vec![None; hits.len()];
         for (call, reply) in self.send_in_calls(hits, ScriptRequest::Peek).await {
@@ -197,7 +196,9 @@ impl RedisLimiter {
 
     /// Returns what [`check_n`](Self::check_n) would, and takes nothing.
     pub(crate) async fn peek_n(&self, key: Key<'_>, cost: u64) -> Result<Decision, StoreError> {
-        self.peek_at(&self.hits_for_key(key, cost)).await
+        let mut hits = self.hits_for_key(key, cost);
+        let decision = self.peek_at(&hits).await?;
+        Ok(self.finish(&mut hits, decision).await)
     }
 
     pub(super) async fn peek_at(&self, hits: &RedisHits) -> Result<Decision, StoreError> {
@@ -278,6 +279,16 @@ impl RedisLimiter {
 }
 
 impl Shared {
+    /// Returns the name of the key that keeps the time of a reset of this key for reservations, which units and no strikes
+    /// have.
+    pub(super) fn reset_marker(&self, hit: &ScriptHit) -> Option<Arc<[u8]>> {
+        #[cfg(feature = "file")]
+        if !hit.terms.counts_strikes() {
+            return Some(super::names::reset(&self.stores.of(hit).topology.names().of("reset:"), &hit.name));
+        }
+        None
+    }
+
     pub(super) fn deadline(&self) -> Instant {
         Instant::now() + self.store_timeout
     }

@@ -17,8 +17,7 @@ use crate::decision::{Decision, Denied};
 use crate::key::Key;
 use crate::limiter::Hit;
 use crate::limiter::reservation::Settlement;
-#[cfg(feature = "rules")]
-use crate::limiter::reservation::{ReservationId, Settled};
+use crate::open_charges::Held;
 use crate::units::Timestamp;
 
 /// Units that were taken and may be given back or corrected: see [`RedisLimiter::reserve`].
@@ -31,6 +30,8 @@ pub struct RedisReservation {
     hits: RedisHits,
     decision: Decision,
     expires_at: Timestamp,
+    /// The units are pending while this is held.
+    open: Held,
 }
 
 impl RedisReservation {
@@ -84,10 +85,12 @@ impl RedisLimiter {
     ) -> Result<RedisReservation, Denied> {
         let expires_at = self.0.shared.clock.now_with_gaps().saturating_add(expires_after);
         let decision = self.take(&mut hits, cost, self.deadline()).await;
+        let decision = self.finish(&mut hits, decision).await;
         if !decision.is_allowed() {
             return Err(Denied(decision));
         }
-        Ok(RedisReservation { limiter: self.clone(), hits, decision, expires_at })
+        let open = self.open(&hits, expires_after, |_| true);
+        Ok(RedisReservation { limiter: self.clone(), hits, decision, expires_at, open })
     }
 
     /// Settles a reservation at its actual cost: gives back units that are too many, or counts further units in full.
@@ -100,11 +103,11 @@ impl RedisLimiter {
     /// If the store does not reply in time, or replies with an error. The estimate then stays taken, and further units may
     /// not be counted.
     pub async fn settle(&self, reservation: RedisReservation, actual: u64) -> Result<Settlement, StoreError> {
-        let RedisReservation { limiter, hits, expires_at, .. } = reservation;
+        let RedisReservation { limiter, hits, expires_at, open, .. } = reservation;
         if limiter.0.shared.clock.now_with_gaps() >= expires_at {
             return Ok(Settlement::Expired);
         }
-        limiter.settle_hits(&hits, actual).await
+        limiter.settle_hits(&hits, actual, |hit| open.close(hit)).await
     }
 
     /// Gives back the units of a reservation, as [`Limiter::refund`](crate::Limiter::refund) does.
@@ -116,11 +119,18 @@ impl RedisLimiter {
         self.settle(reservation, 0).await
     }
 
-    /// Settles charged hits at their actual cost, each where it was charged.
-    pub(crate) async fn settle_hits(&self, hits: &[RedisHit], actual: u64) -> Result<Settlement, StoreError> {
-        let surplus = hits.iter().filter(|hit| hit.script_hit.cost > actual);
+    /// Settles charged hits at their actual cost, each where it was charged. One that does not count any more gives nothing
+    /// back.
+    pub(crate) async fn settle_hits(
+        &self,
+        hits: &[RedisHit],
+        actual: u64,
+        still_counts: impl Fn(usize) -> bool,
+    ) -> Result<Settlement, StoreError> {
+        let still_count: SmallVec<[bool; 2]> = (0..hits.len()).map(still_counts).collect();
+        let surplus = hits.iter().zip(still_count).filter(|(hit, counts)| *counts && hit.script_hit.cost > actual);
         let mut surplus: RedisHits = surplus
-            .map(|hit| RedisHit {
+            .map(|(hit, _)| RedisHit {
                 script_hit: ScriptHit { cost: hit.script_hit.cost - actual, ..hit.script_hit.clone() },
                 ..hit.clone()
             })
@@ -143,25 +153,14 @@ impl RedisLimiter {
         }
     }
 
-    /// Settles a charged hit at its actual cost, where it was charged: gives back the surplus, as far as it still counts,
-    /// and counts the excess in full. A hit is settled once.
-    #[cfg(feature = "rules")]
-    #[allow(dead_code, reason = "the next commits use it")]
-    pub(crate) async fn settle_open(&self, hit: &RedisHit, actual: u64) -> Result<Settled, StoreError> {
-        let settlement = self.settle_hits(std::slice::from_ref(hit), actual).await?;
-        Ok(Settled { settlement, left: None })
-    }
-
     /// Counts units that were spent already, whatever is left.
     #[cfg(feature = "rules")]
-    #[allow(dead_code, reason = "the next commits use it")]
-    pub(crate) async fn charge_hit(&self, hit: &RedisHit) -> Result<Settled, StoreError> {
-        Ok(Settled { settlement: self.owe(&hit.script_hit, hit.script_hit.cost).await?, left: None })
+    pub(crate) async fn charge_hit(&self, hit: &RedisHit) -> Result<Settlement, StoreError> {
+        self.owe(&hit.script_hit, hit.script_hit.cost).await
     }
 
     /// Returns the time until the key of each hit owes nothing: the longest, or `None` if none owes anything.
     #[cfg(feature = "rules")]
-    #[allow(dead_code, reason = "the next commits use it")]
     pub(crate) async fn owes_hits(&self, hits: &[RedisHit]) -> Result<Option<Duration>, StoreError> {
         let limits = hits.iter().filter(|hit| !hit.script_hit.terms.counts_strikes());
         let beyond_quota = limits.map(|hit| {
@@ -252,28 +251,6 @@ impl RedisLimiter {
     }
 }
 
-/// A request to record the charges of an allowed request as open until they are settled.
-#[cfg(feature = "rules")]
-#[allow(dead_code, reason = "the next commits use it")]
-#[derive(Clone, Debug)]
-pub(crate) struct Opening {
-    pub(crate) id: ReservationId,
-    pub(crate) expires_after: Duration,
-    /// Of each hit, in their order.
-    pub(crate) each: SmallVec<[OpeningKind; 2]>,
-}
-
-#[cfg(feature = "rules")]
-#[allow(dead_code, reason = "the next commits use it")]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum OpeningKind {
-    /// Somebody may settle the charge.
-    Tracked,
-    Untracked,
-    /// The cost is checked and not taken: it is counted by the response.
-    CheckOnly,
-}
-
 #[cfg(all(test, feature = "rules", not(loom)))]
 mod tests {
     use testkit::redis::RedisServer;
@@ -333,7 +310,7 @@ mod tests {
         for _ in 0..1_000 {
             clock.advance(SECOND / 1_000);
             let settled = limiter.charge_hit(&hits[0]).await.unwrap();
-            assert!(matches!(settled.settlement, Settlement::Settled | Settlement::Owed { units: 1 }), "{settled:?}");
+            assert!(matches!(settled, Settlement::Settled | Settlement::Owed { units: 1 }), "{settled:?}");
         }
         let length: u64 = redis::cmd("STRLEN").arg("rate_limit:{limit|key}").query(&mut server.connection()).unwrap();
         assert!(length < 4_000, "{length} bytes");

@@ -1,4 +1,4 @@
-//! Subscribes to resets by other processes: a reset ends the cached denials and the slices of its key.
+//! Subscribes to resets by other processes: a reset ends the cached denials, the slices and the open charges of its key.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,6 +11,7 @@ use super::denials::Denials;
 use super::dial::Subscription;
 use super::leases::Leases;
 use super::node::Subscriber;
+use super::pending::Open;
 use super::script::StoreIndex;
 use super::topology::Topology;
 use super::warnings::SubscriptionProblem;
@@ -38,6 +39,7 @@ pub(super) struct Resets {
     pub(super) store: StoreIndex,
     pub(super) denials: Arc<Denials>,
     pub(super) leases: Arc<Leases>,
+    pub(super) open: Open,
     /// Set while the subscription is up. `None` if denials are not cached.
     pub(super) is_subscribed: Option<Arc<AtomicBool>>,
     pub(super) problem: Arc<SubscriptionProblem>,
@@ -86,6 +88,7 @@ impl Resets {
         let (reset_at, name) = parse(message);
         self.denials.forget(name);
         self.leases.forget(name, reset_at);
+        self.open.reset(name, reset_at, 0);
     }
 }
 

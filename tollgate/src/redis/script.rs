@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use super::{StoreError, names};
 use crate::algorithm::portable::{Before, Script, Shape};
 use crate::algorithm::succession::Signature;
-use crate::algorithm::{Compiled, MAX_COUNTED, MAX_QUOTA};
+use crate::algorithm::{Charge, Compiled, MAX_COUNTED, MAX_QUOTA};
 use crate::decision::{Admission, Verdict};
 use crate::limiter::reservation::Settlement;
 use crate::units::Timestamp;
@@ -90,20 +90,26 @@ pub(super) enum ScriptRequest {
     Credit(ScriptHits),
     /// Counts units that were spent already, whatever is left.
     Owe(ScriptHit),
+    /// Returns how many of these charges of the key, from the first, must be given back so that the hit is allowed. Changes
+    /// nothing.
+    Without(ScriptHit, SmallVec<[Charge; 8]>),
     /// Corrects a charge, unless the reservation is settled or has expired.
     #[cfg(feature = "file")]
     Settle(Claim, Correction),
-    /// Resets the keys.
-    Reset(ScriptHits),
+    /// Resets the keys. The time of the reset is written to the key beside each, if there is one, for reservations that were
+    /// made before.
+    Reset(ScriptHits, SmallVec<[Option<Arc<[u8]>>; 2]>),
     /// Takes the first of these costs that fits.
     Slice(ScriptHit, SmallVec<[u64; 16]>),
 }
 
-/// The key that marks a reservation as settled, in the slot of the hits, and the expiry of the reservation.
+/// The keys that mark a reservation as settled and have the time of the last reset, in the slot of the hits, and the expiry of
+/// the reservation.
 #[cfg(feature = "file")]
 #[derive(Clone, Debug)]
 pub(super) struct Claim {
     pub(super) marker: Arc<[u8]>,
+    pub(super) reset: Arc<[u8]>,
     pub(super) expires_at: Timestamp,
 }
 
@@ -129,12 +135,14 @@ impl Correction {
 impl ScriptRequest {
     pub(super) fn hits(&self) -> &[ScriptHit] {
         match self {
-            Self::Take(hits) | Self::Peek(hits) | Self::Refund(hits, _) | Self::Reset(hits) => hits,
+            Self::Take(hits) | Self::Peek(hits) | Self::Refund(hits, _) | Self::Reset(hits, _) => hits,
             #[cfg(feature = "rules")]
             Self::Credit(hits) => hits,
             #[cfg(feature = "file")]
             Self::Settle(_, correction) => std::slice::from_ref(correction.hit()),
-            Self::Slice(hit, _) | Self::Undo(hit, ..) | Self::Owe(hit) => std::slice::from_ref(hit),
+            Self::Slice(hit, _) | Self::Undo(hit, ..) | Self::Owe(hit) | Self::Without(hit, _) => {
+                std::slice::from_ref(hit)
+            }
         }
     }
 
@@ -145,6 +153,7 @@ impl ScriptRequest {
             match self {
                 Self::Take(_) if compiled.is_taken_lean() => compiled.script_work(Script::Lean),
                 Self::Slice(_, costs) => compiled.script_work(Script::Full) * costs.len(),
+                Self::Without(_, charges) => compiled.script_work(Script::Full) * 2 * charges.len(),
                 Self::Refund(..) | Self::Undo(..) => compiled.script_work(Script::Full) + hit.siblings.len(),
                 _ => compiled.script_work(Script::Full),
             }
@@ -158,7 +167,8 @@ impl ScriptRequest {
 pub(super) struct ScriptReply {
     pub(super) at: Timestamp,
     /// 0 if nothing was taken. For a slice, the number of the cost that was taken, from 1. For a reservation, 1 if it
-    /// is settled now, 0 if it was settled before, and 2 if it has expired.
+    /// is settled now, 0 if it was settled before, and 2 if it has expired. For `Without`, the number of charges, or 0 if all
+    /// of them are too few.
     pub(super) taken: u64,
     /// The states of the hits of a `Take`, `Peek`, `Slice` or `Owe`, in order.
     pub(super) states: SmallVec<[KeyState; 2]>,
@@ -245,6 +255,7 @@ const CREDIT: u64 = 6;
 #[cfg(feature = "file")]
 const SETTLE: u64 = 7;
 const OWE: u64 = 8;
+const WITHOUT: u64 = 9;
 
 impl Batch {
     pub(super) fn add(&mut self, request: &ScriptRequest) {
@@ -259,21 +270,22 @@ impl Batch {
             ScriptRequest::Owe(_) => (OWE, hits.len()),
             #[cfg(feature = "file")]
             ScriptRequest::Settle(..) => (SETTLE, hits.len()),
-            ScriptRequest::Reset(_) => (RESET, hits.len()),
+            ScriptRequest::Reset(..) => (RESET, hits.len()),
+            ScriptRequest::Without(_, charges) => (WITHOUT, charges.len()),
             ScriptRequest::Slice(_, costs) => (SLICE, costs.len()),
         };
         self.requests.extend([op, count as u64]);
         let mut expected = Expected { terms: SmallVec::new(), keys: SmallVec::new(), has_counted: false };
         #[cfg(feature = "file")]
-        if let ScriptRequest::Settle(Claim { marker, expires_at }, correction) = request {
-            let marker = self.index_of_key(marker, false);
-            expected.keys.push(marker);
+        if let ScriptRequest::Settle(Claim { marker, reset, expires_at }, correction) = request {
+            let [marker, reset] = [marker, reset].map(|name| self.index_of_key(name, false));
+            expected.keys.extend([marker, reset]);
             let op = if matches!(correction, Correction::Owe(_)) { OWE } else { REFUND };
-            self.requests.extend([marker, expires_at.as_micros(), op]);
+            self.requests.extend([marker, expires_at.as_micros(), reset, op]);
         }
         let takes = matches!(request, ScriptRequest::Take(_));
         self.mixed |= !takes || hits.is_empty() || hits.iter().any(|hit| hit.cost == 0 || !hit.terms.is_taken_lean());
-        for hit in hits {
+        for (position, hit) in hits.iter().enumerate() {
             let (limit, key) = (self.index_of_terms(&hit.terms), self.index_of_key(&hit.name, hit.terms.is_compact));
             expected.keys.push(key);
             self.requests.extend([limit, key]);
@@ -301,7 +313,17 @@ impl Batch {
                     expected.terms.push(limit);
                     self.requests.extend(costs.iter().flat_map(|units| cost(*units)));
                 }
-                ScriptRequest::Reset(_) => {}
+                ScriptRequest::Reset(_, beside) => {
+                    let marker = beside.get(position).and_then(Option::as_ref);
+                    let marker = marker.map_or(0, |name| self.index_of_key(name, false));
+                    self.requests.push(marker);
+                }
+                ScriptRequest::Without(_, charges) => {
+                    self.requests.extend(cost(hit.cost));
+                    let charges = charges.iter().flat_map(|charge| [charge.cost.min(MAX_QUOTA), charge.at]);
+                    self.requests.extend(charges);
+                    self.add_siblings(hit);
+                }
             }
         }
         self.lean.end_request();
@@ -313,6 +335,10 @@ impl Batch {
         if let Some(Before(units, parts)) = before {
             self.requests.extend([*units, *parts]);
         }
+        self.add_siblings(hit);
+    }
+
+    fn add_siblings(&mut self, hit: &ScriptHit) {
         let siblings: SmallVec<[u64; 8]> = hit.siblings.iter().map(|terms| self.index_of_terms(terms)).collect();
         self.requests.push(siblings.len() as u64);
         self.requests.extend(siblings);

@@ -64,7 +64,12 @@ impl RedisLimiter {
         self.add_later_terms(&mut hit);
         let shared = &*self.0.shared;
         let names = shared.stores.of(&hit.script_hit).topology.names();
-        let claim = Claim { marker: names::settled(&names.of("settled:"), &hit.script_hit.name, id), expires_at };
+        let name = &hit.script_hit.name;
+        let claim = Claim {
+            marker: names::settled(&names.of("settled:"), name, id),
+            reset: names::reset(&names.of("reset:"), name),
+            expires_at,
+        };
         let of_cost = |cost: u64| ScriptHit { cost, ..hit.script_hit.clone() };
         let excess = actual.checked_sub(charge.units).filter(|excess| *excess > 0).map(of_cost);
         let correction = match &excess {

@@ -10,6 +10,8 @@ mod by_name;
 mod counting_after;
 #[path = "gate/on_two_stores.rs"]
 mod on_two_stores;
+#[path = "gate/pending.rs"]
+mod pending;
 #[path = "gate/refunds.rs"]
 mod refunds;
 #[cfg(feature = "file")]

@@ -17,7 +17,7 @@ use super::family::{Converted, Family, FamilyView, HeldSlot, KeyLocation, Member
 use super::table::{Busy, Layout, Table, pause};
 use super::{HashedHit, MemoryStore};
 use crate::algorithm::record::RecordedAt;
-use crate::algorithm::{Compiled, Fit, LimitAlgorithm, Owed, with_algorithm};
+use crate::algorithm::{Compiled, Fit, LimitAlgorithm, Owed, StateWords, with_algorithm};
 use crate::limit::Limit;
 use crate::sync::{AtomicU64, Ordering};
 use crate::units::Timestamp;
@@ -224,21 +224,30 @@ impl<'a> FamilyView<'a> {
         let mut holds = HeldBuckets::default();
         let location = self.find(&mut holds, members, fingerprint)?;
         let is_same = |member: &Member| member.algorithm.meaning() == self.algorithm.meaning();
+        // The quota that is left by the numbers of this limit.
+        let mut left = None;
         let slot = match location {
             KeyLocation::There(member, slot_ref) if is_same(member) => {
                 self.family.charges_debtor(members, member, now)?;
                 let algorithm = self.algorithm.laid_out_as(&member.algorithm, members.ceiling);
-                let algorithm = algorithm.unwrap_or_else(|| member.algorithm.clone());
+                let algorithm = algorithm.unwrap_or_else(|| {
+                    left = Some(self.left_of(&member.algorithm, &holds.cells(&member.table, slot_ref), now));
+                    member.algorithm.clone()
+                });
                 HeldSlot { table: &member.table, algorithm: Cow::Owned(algorithm), slot_ref }
             }
             // Of other limits that are in force: these may be former ones, under which a reservation was made.
-            KeyLocation::There(member, slot_ref) if member.is_in_use() => {
+            KeyLocation::There(member, slot_ref)
+                if member.is_in_use() && !self.is_replaced_by_this(members, &location) =>
+            {
+                left = Some(self.left_of(&member.algorithm, &holds.cells(&member.table, slot_ref), now));
                 HeldSlot { table: &member.table, algorithm: Cow::Borrowed(&member.algorithm), slot_ref }
             }
             location => match (self.hold_slot(&mut holds, Some(members), fingerprint, now)?, location) {
                 (Some(slot), _) => slot,
                 // It cannot be moved, so it is charged where it is.
                 (None, KeyLocation::There(member, slot_ref)) => {
+                    left = Some(self.left_of(&member.algorithm, &holds.cells(&member.table, slot_ref), now));
                     HeldSlot { table: &member.table, algorithm: Cow::Borrowed(&member.algorithm), slot_ref }
                 }
                 (None, _) => return Ok(Charged::default()),
@@ -248,7 +257,7 @@ impl<'a> FamilyView<'a> {
         let is_shared = slot_ref.slot == table.layout.slots;
         let left = with_algorithm!(&*algorithm, algorithm => {
             let cells = holds.cells(table, slot_ref);
-            let left = algorithm.decide(&cells, now, 0).verdict.remaining;
+            let left = left.unwrap_or_else(|| algorithm.decide(&cells, now, 0).verdict.remaining);
             let owed = if is_shared { None } else { algorithm.owe(&cells, now, units) };
             if let Some(Owed { edit, counted, ceiling }) = owed {
                 self.family.raise_ceiling(ceiling);
@@ -281,6 +290,14 @@ impl<'a> FamilyView<'a> {
             }
         });
         Ok(Charged { counted, owed: 0 })
+    }
+
+    /// Returns the quota that is left by the numbers of this limit, for a state written under `held`.
+    fn left_of(self, held: &Compiled, cells: &impl StateWords, now: u64) -> u64 {
+        let wide = self.algorithm.wide();
+        let copy = Converted::of(&wide, &self.table.spill);
+        let _ = wide.convert(&copy, held, cells, now);
+        with_algorithm!(&wide, algorithm => algorithm.decide(&copy, now, 0).verdict.remaining)
     }
 
     /// Moves a key from another table of the same meaning to the table for debts, and changes its state there. `None` if

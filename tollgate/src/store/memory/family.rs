@@ -386,7 +386,7 @@ impl<'a> FamilyView<'a> {
 
     /// Returns whether the key is in the table of a former configuration, rather than of a variant. A table that
     /// replaces another for compaction belongs to the same configuration.
-    fn is_replaced_by_this(self, members: &Members, location: &KeyLocation<'a>) -> bool {
+    pub(super) fn is_replaced_by_this(self, members: &Members, location: &KeyLocation<'a>) -> bool {
         let KeyLocation::There(member, _) = location else { return false };
         let is_ours = |table: &Arc<Table>| self.tables.iter().any(|own| Arc::ptr_eq(own, table));
         let mut replacing = members.tables.iter().filter(|other| other.replaces(&member.table));
@@ -448,19 +448,22 @@ impl<'a> FamilyView<'a> {
         let Some((table, held, slot_ref)) = self.find_or_add(&mut holds, members, fingerprint, now)? else {
             return Ok(());
         };
-        let others = members.configurations.iter().chain([self.algorithm]);
-        let others = others.filter(|other| other.meaning() != held.meaning());
-        let cost = others.map(|other| other.still_counts(charge, now)).fold(charge.cost, u64::min);
-        if cost == 0 || self.algorithm.is_queue() {
-            return Ok(());
-        }
+        let Some(charge) = self.still_counted(members, held, charge, now) else { return Ok(()) };
         with_algorithm!(held, algorithm => {
-            let edit = algorithm.refund(&holds.cells(table, slot_ref), now, Charge { cost, ..charge });
-            if let Some(edit) = edit {
+            if let Some(edit) = algorithm.refund(&holds.cells(table, slot_ref), now, charge) {
                 table.apply(algorithm, &mut holds, slot_ref, edit, now);
             }
         });
         Ok(())
+    }
+
+    /// Returns the part of a charge that counts under all configurations that may have counted it, for a state written under
+    /// `held`. `None` if there is nothing to give back.
+    pub(super) fn still_counted(self, members: &Members, held: &Compiled, charge: Charge, now: u64) -> Option<Charge> {
+        let others = members.configurations.iter().chain([self.algorithm]);
+        let others = others.filter(|other| other.meaning() != held.meaning());
+        let cost = others.map(|other| other.still_counts(charge, now)).fold(charge.cost, u64::min);
+        (cost > 0 && !self.algorithm.is_queue()).then_some(Charge { cost, ..charge })
     }
 
     /// Gives back units of the newest charges, in whichever table the key is.

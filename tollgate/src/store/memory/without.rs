@@ -1,7 +1,7 @@
 //! What a key would be allowed if charges that are still open were given back.
 
 use super::claim::HeldBuckets;
-use super::family::{Converted, FamilyView, KeyLocation};
+use super::family::{Converted, FamilyView, KeyLocation, Members};
 use super::table::pause;
 use super::{HashedHit, MemoryStore};
 use crate::algorithm::{Charge, Compiled, LimitAlgorithm, StateWords, with_algorithm};
@@ -21,11 +21,11 @@ impl MemoryStore {
             let admits = location.map(|location| match location {
                 KeyLocation::Here(slot_ref) => {
                     let cells = holds.cells(view.table, slot_ref);
-                    view.admits(view.algorithm, &cells, hit.cost, now.as_micros(), released)
+                    view.admits(&members, (view.algorithm, &cells), hit.cost, now.as_micros(), released)
                 }
                 KeyLocation::There(member, slot_ref) => {
                     let cells = holds.cells(&member.table, slot_ref);
-                    view.admits(&member.algorithm, &cells, hit.cost, now.as_micros(), released)
+                    view.admits(&members, (&member.algorithm, &cells), hit.cost, now.as_micros(), released)
                 }
                 // Its units are among those of other keys without a slot.
                 KeyLocation::Nowhere => false,
@@ -40,14 +40,22 @@ impl MemoryStore {
 
 impl FamilyView<'_> {
     /// Decides on a copy of a state, written under `held`, from which charges are given back.
-    fn admits(self, held: &Compiled, cells: &impl StateWords, cost: u64, now: u64, released: &[Charge]) -> bool {
+    fn admits(
+        self,
+        members: &Members,
+        (held, cells): (&Compiled, &impl StateWords),
+        cost: u64,
+        now: u64,
+        released: &[Charge],
+    ) -> bool {
         let spill = &self.table.spill;
         let wide = self.algorithm.wide();
         // By the time under the configuration that counts them, as a refund is.
         let copy = Converted::of(held, spill);
         let _ = held.convert(&copy, held, cells, now);
+        let released = released.iter().filter_map(|charge| self.still_counted(members, held, *charge, now));
         with_algorithm!(held, algorithm => for charge in released {
-            if let Some(edit) = algorithm.refund(&copy, now, *charge) {
+            if let Some(edit) = algorithm.refund(&copy, now, charge) {
                 algorithm.apply(&copy, edit);
             }
         });
