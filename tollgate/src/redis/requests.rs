@@ -281,11 +281,14 @@ impl RedisLimiter {
 impl Shared {
     /// Returns the name of the key that keeps the time of a reset of this key for reservations, which units and no strikes
     /// have.
+    #[cfg(feature = "file")]
     pub(super) fn reset_marker(&self, hit: &ScriptHit) -> Option<Arc<[u8]>> {
-        #[cfg(feature = "file")]
-        if !hit.terms.counts_strikes() {
-            return Some(super::names::reset(&self.stores.of(hit).topology.names().of("reset:"), &hit.name));
-        }
+        let name = || super::names::reset(&self.stores.of(hit).topology.names().of("reset:"), &hit.name);
+        (!hit.terms.counts_strikes()).then(name)
+    }
+
+    #[cfg(not(feature = "file"))]
+    pub(super) fn reset_marker(&self, _: &ScriptHit) -> Option<Arc<[u8]>> {
         None
     }
 

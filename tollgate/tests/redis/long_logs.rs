@@ -12,7 +12,6 @@ use tollgate::{
     Timestamp,
 };
 
-
 const TRACES: u32 = 40;
 const START: u64 = 1_700_000_000_000_000;
 
