@@ -585,29 +585,41 @@ impl Limiter {
     #[cold]
     #[inline(never)]
     fn decide_with_open(&self, hits: &[HashedHit], now: Timestamp) -> Decision {
-        self.finish(hits, self.0.store.decide(&self.0.limits, hits, now))
+        let inner = &*self.0;
+        // A limit that counts denied requests changes with the decision.
+        let changes = |hit: &HashedHit| inner.limits[hit.limit.index()].compiled().counts_denied();
+        let before: SmallVec<[Decision; 4]> = match hits {
+            [_, _, ..] if hits.iter().any(changes) => hits.iter().map(|hit| self.peek_alone(*hit, now)).collect(),
+            _ => SmallVec::new(),
+        };
+        self.finish(hits, inner.store.decide(&inner.limits, hits, now), &before)
     }
 
-    /// Completes a decision of the store: a denial may be for pending units.
-    fn finish(&self, hits: &[HashedHit], decision: Decision) -> Decision {
+    fn peek_alone(&self, hit: HashedHit, now: Timestamp) -> Decision {
+        self.with_wall_time(self.0.store.peek(&self.0.limits, &[hit], now))
+    }
+
+    /// Completes a decision of the store: a denial may be for pending units. `before` has the decisions of the single limits,
+    /// unless they are still the same.
+    fn finish(&self, hits: &[HashedHit], decision: Decision, before: &[Decision]) -> Decision {
         if decision.is_allowed() || self.0.open.is_empty() {
             return self.with_wall_time(decision);
         }
-        self.without_open(hits, decision)
+        self.without_open(hits, decision, before)
     }
 
     /// Returns the denial of a request, as pending if all limits that deny it would admit it without open charges.
     #[cold]
     #[inline(never)]
-    fn without_open(&self, hits: &[HashedHit], denied: Decision) -> Decision {
+    fn without_open(&self, hits: &[HashedHit], denied: Decision, before: &[Decision]) -> Decision {
         let denied = self.with_wall_time(denied);
-        let now = denied.at;
-        let own = |hit: &HashedHit| match (hits, denied.limit) {
+        let own = |(position, hit): (usize, &HashedHit)| match (hits, denied.limit) {
             ([_], _) => denied,
             (_, Some(limit)) if limit == hit.limit => denied,
-            _ => self.with_wall_time(self.0.store.peek(&self.0.limits, &[*hit], now)),
+            _ => before.get(position).copied().unwrap_or_else(|| self.peek_alone(*hit, denied.at)),
         };
-        let denials = hits.iter().map(|hit| (hit, own(hit))).filter(|(_, own)| !own.is_allowed());
+        let each = hits.iter().enumerate().map(|(position, hit)| (hit, own((position, hit))));
+        let denials = each.filter(|(_, own)| !own.is_allowed());
         let denials = denials.map(|(hit, own)| self.pending(*hit, own));
         denials.reduce(Decision::most_restrictive).unwrap_or(denied)
     }
@@ -634,7 +646,7 @@ impl Limiter {
 
     /// Returns the decision on these hits, taking nothing.
     fn peek_hits(&self, hits: &[HashedHit], now: Timestamp) -> Decision {
-        self.finish(hits, self.0.store.peek(&self.0.limits, hits, now))
+        self.finish(hits, self.0.store.peek(&self.0.limits, hits, now), &[])
     }
 
     /// Adds the wall clock's time to a decision of the store.

@@ -275,11 +275,22 @@ impl RedisLimiter {
     ///
     /// If the store does not reply in time, or replies with an error.
     pub async fn reset<'k>(&self, key: impl Into<Key<'k>>) -> Result<(), StoreError> {
-        self.reset_hits(&self.hits_for_key(key.into(), 0)).await
+        // Reservations of this type know the process that made them, which ends them with the reset.
+        self.reset_each(&self.hits_for_key(key.into(), 0), |_| None).await
     }
 
-    /// Resets the keys of hits, whatever their cost.
+    /// Resets the keys of hits, whatever their cost, for reservations that any node settles, too.
+    #[cfg(feature = "rules")]
     pub(crate) async fn reset_hits(&self, hits: &RedisHits) -> Result<(), StoreError> {
+        self.reset_each(hits, |hit| self.0.shared.reset_marker(hit)).await
+    }
+
+    /// Resets the keys of hits, and leaves the time of the reset beside each that has a name for it.
+    async fn reset_each(
+        &self,
+        hits: &RedisHits,
+        marker: impl Fn(&ScriptHit) -> Option<Arc<[u8]>>,
+    ) -> Result<(), StoreError> {
         let shared = &*self.0.shared;
         for hit in hits {
             self.reset_locally(hit);
@@ -288,7 +299,7 @@ impl RedisLimiter {
         let calls = shared.stores.calls(hits.iter().map(|hit| &hit.script_hit));
         let each = calls.into_iter().map(|call| {
             let script_hits: ScriptHits = call.into_iter().map(|position| hits[position].script_hit.clone()).collect();
-            let beside = script_hits.iter().map(|hit| shared.reset_marker(hit)).collect();
+            let beside = script_hits.iter().map(&marker).collect();
             async move {
                 let mark = shared.open.mark();
                 let result = shared.send(ScriptRequest::Reset(script_hits.clone(), beside)).await;

@@ -192,11 +192,6 @@ impl Compiled {
         }
     }
 
-    /// Returns whether denied requests make the wait longer.
-    pub(crate) fn counts_denied(&self) -> bool {
-        matches!(self, Self::Log(log) if log.counted == Counted::All)
-    }
-
     pub(crate) fn shape(&self) -> Shape {
         match self {
             Self::Log(_) => Shape::Verdict,

@@ -10,7 +10,6 @@ use std::sync::atomic::AtomicU64;
 
 use super::arithmetic::{Pair, bits_for};
 use super::sliding_window_counter::Counter;
-#[cfg(feature = "rules")]
 use super::sliding_window_log::Counted;
 use super::sliding_window_log::Log;
 use super::{Compiled, LimitAlgorithm, MAX_COUNTED, meter};
@@ -239,6 +238,11 @@ impl Compiled {
             Self::Strikes(algorithm) => (StateKind::Strikes, algorithm.within, algorithm.lasts),
         };
         Meaning { kind: Some(kind), first, second }
+    }
+
+    /// Returns whether denied requests make the wait longer.
+    pub(crate) fn counts_denied(&self) -> bool {
+        matches!(self, Self::Log(log) if log.counted == Counted::All)
     }
 
     /// Returns whether its state is a debt that is paid off smoothly.

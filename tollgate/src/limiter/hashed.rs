@@ -25,7 +25,7 @@ impl Limiter {
     pub(crate) fn find_denial(&self, hits: &[HashedHit]) -> Option<Decision> {
         let inner = &*self.0;
         let denied = inner.store.find_denial(&inner.limits, hits, self.now())?;
-        Some(self.finish(hits, denied))
+        Some(self.finish(hits, denied, &[]))
     }
 
     /// Gives back the cost of each hit, from the newest charges of its key. Returns no more than the key has spent.

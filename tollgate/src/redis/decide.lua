@@ -1223,12 +1223,12 @@ local function is_variant(p, signature)
   return false
 end
 
--- Replaces the state by its converted copy after a denial, so that the key waits by the new terms. Variants of one
--- limit are exempt: each conversion can date charges to now, so a client that alternates between variants would wait
--- ever longer.
+-- Replaces the state by its converted copy after a denial, so that the key waits by the new terms. Copies that cannot
+-- hold all spent units are exempt, and variants of one limit: each conversion can date charges to now, so a client that
+-- alternates between variants would wait ever longer.
 local function move(k, p, from, cost)
-  if from == k or cost == 0 or failed[k] or cut[from] then return end
-  if is_variant(p, terms[k].signature) then
+  if from == k or cost == 0 or failed[k] then return end
+  if cut[from] or is_variant(p, terms[k].signature) then
     -- If the clock has stepped back, correct the state, so that the key does not wait for the clock to catch up.
     local _, edit = judge[terms[k][1]](k, terms[k], 0, 0)
     if edit then write(k, terms[k], edit, k) end

@@ -287,7 +287,7 @@ impl Shared {
         (!hit.terms.counts_strikes()).then(name)
     }
 
-    #[cfg(not(feature = "file"))]
+    #[cfg(all(feature = "rules", not(feature = "file")))]
     pub(super) fn reset_marker(&self, _: &ScriptHit) -> Option<Arc<[u8]>> {
         None
     }
