@@ -25,6 +25,22 @@ fn obedient() -> Raw {
     })
 }
 
+/// An upstream that holds responses until they are released, and responds as the path says.
+fn holding() -> (Raw, mpsc::Sender<()>) {
+    let (release, released) = mpsc::channel::<()>();
+    let released = std::sync::Mutex::new(released);
+    let upstream = Raw::start(move |conversation| {
+        while let Some(asked) = conversation.request() {
+            let status = asked.head.split(' ').nth(1).unwrap_or_default().trim_start_matches('/').to_owned();
+            released.lock().unwrap().recv().unwrap();
+            if !conversation.send(format!("HTTP/1.1 {status} Requested\r\nContent-Length: 0\r\n\r\n")) {
+                return;
+            }
+        }
+    });
+    (upstream, release)
+}
+
 #[test]
 fn only_failed_logins_spend_the_login_limit() {
     each_protocol(|protocol| {
@@ -62,7 +78,7 @@ fn response_header_sets_the_cost() {
     });
 }
 
-/// What exceeds the quota is owed: at one unit an hour, the next request waits for all of it.
+/// Units beyond the quota are owed: at one unit an hour, the next request waits for all of them.
 #[test]
 fn a_cost_beyond_the_quota_is_owed() {
     each_protocol(|protocol| {
@@ -84,26 +100,17 @@ fn a_cost_beyond_the_quota_is_owed() {
 #[test]
 fn requests_in_progress_are_pending_and_not_spent() {
     each_protocol(|protocol| {
-        let (release, released) = mpsc::channel::<()>();
-        let released = std::sync::Mutex::new(released);
-        let upstream = Raw::start(move |conversation| {
-            while conversation.request().is_some() {
-                released.lock().unwrap().recv().unwrap();
-                if !conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok") {
-                    return;
-                }
-            }
-        });
+        let (upstream, release) = holding();
         let limits = "{ name: logins, key: 'header:x-user-id', algorithm: fixed_window, limit: 2, window: 10220d, count: [401] }";
         let route = format!("{{ path: /**, upstream: {}, timeout: 20s }}", upstream.url());
         let gateway = protocol.start(&site("", &[route], limits));
         let mut logins = [(); 2].map(|()| gateway.client());
         for (number, login) in logins.iter_mut().enumerate() {
-            login.send("GET / HTTP/1.1\r\nHost: h\r\nX-User-Id: ann\r\n\r\n");
+            login.send("GET /200 HTTP/1.1\r\nHost: h\r\nX-User-Id: ann\r\n\r\n");
             until("the login is under way", || upstream.requests() == number + 1);
         }
         let mut third = gateway.client();
-        let denied = third.get_as("ann", "/");
+        let denied = third.get_as("ann", "/200");
         let wait = denied.header("retry-after").and_then(|wait| wait.parse::<u64>().ok()).expect("a number");
         assert!(denied.status == 429 && wait <= 21, "{} {wait}", denied.status);
         assert!(denied.text().contains(r#""reason":"pending""#), "{}", denied.text());
@@ -112,7 +119,7 @@ fn requests_in_progress_are_pending_and_not_spent() {
             assert_eq!(login.receive().status, 200);
         }
         release.send(()).unwrap();
-        assert_eq!(third.get_as("ann", "/").status, 200);
+        assert_eq!(third.get_as("ann", "/200").status, 200);
     });
 }
 
@@ -163,22 +170,6 @@ fn limits_count_the_gateways_response_if_no_upstream_gets_the_request() {
             assert_eq!(paths.map(|path| connection.get_as("ann", path).status), [502, 504]);
         }
     });
-}
-
-/// An upstream that holds responses until they are released, and responds as the path says.
-fn holding() -> (Raw, mpsc::Sender<()>) {
-    let (release, released) = mpsc::channel::<()>();
-    let released = std::sync::Mutex::new(released);
-    let upstream = Raw::start(move |conversation| {
-        while let Some(asked) = conversation.request() {
-            let status = asked.head.split(' ').nth(1).unwrap_or_default().trim_start_matches('/').to_owned();
-            released.lock().unwrap().recv().unwrap();
-            if !conversation.send(format!("HTTP/1.1 {status} Requested\r\nContent-Length: 0\r\n\r\n")) {
-                return;
-            }
-        }
-    });
-    (upstream, release)
 }
 
 const FAILED_LOGINS: &str = "{ name: logins, key: 'header:x-user-id', algorithm: fixed_window, align: first_request, \
@@ -251,28 +242,19 @@ fn request_that_no_upstream_gets_does_not_count_after_its_response() {
 #[test]
 fn in_flight_bounds_concurrent_requests_of_a_key() {
     each_protocol(|protocol| {
-        let (release, released) = mpsc::channel::<()>();
-        let released = std::sync::Mutex::new(released);
-        let upstream = Raw::start(move |conversation| {
-            while conversation.request().is_some() {
-                released.lock().unwrap().recv().unwrap();
-                if !conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok") {
-                    return;
-                }
-            }
-        });
+        let (upstream, release) = holding();
         let limits = "{ name: at-once, key: 'header:x-user-id', in_flight: 1 }";
         let gateway = protocol.start(&site("", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], limits));
         let mut first = gateway.client();
-        first.send("GET / HTTP/1.1\r\nHost: h\r\nX-User-Id: ann\r\n\r\n");
+        first.send("GET /200 HTTP/1.1\r\nHost: h\r\nX-User-Id: ann\r\n\r\n");
         until("the first is under way", || upstream.requests() == 1);
         let mut second = gateway.client();
-        let refused = second.get_as("ann", "/");
+        let refused = second.get_as("ann", "/200");
         assert_eq!((refused.status, refused.header("retry-after")), (429, Some("1")));
         release.send(()).unwrap();
         assert_eq!(first.receive().status, 200);
         // The permit is free as soon as the response has ended, which is a moment after the client has read it.
         release.send(()).unwrap();
-        until("there is a place again", || second.get_as("ann", "/").status == 200);
+        until("there is a permit again", || second.get_as("ann", "/200").status == 200);
     });
 }

@@ -131,14 +131,8 @@ impl LimiterBuilder {
             Some(secret) => store.with_secret(secret),
             None => store,
         };
-        Ok(Limiter(Arc::new(Inner {
-            limits: limits.into(),
-            base_count,
-            generation,
-            store,
-            clock,
-            open: Arc::default(),
-        })))
+        let (limits, open) = (limits.into(), Arc::default());
+        Ok(Limiter(Arc::new(Inner { limits, base_count, generation, store, clock, open })))
     }
 }
 

@@ -98,3 +98,34 @@ impl Settlement {
         if weight(&other) > weight(&self) { other } else { self }
     }
 }
+
+/// Limits of ten units per minute, and the time until a key that spends 500 of them at [`START`] owes nothing.
+#[cfg(all(test, feature = "rules", not(loom)))]
+pub(crate) mod debts_of_490 {
+    use std::time::Duration;
+
+    use crate::units::{MINUTE, SECOND};
+    use crate::{
+        Algorithm, FixedWindow, LeakyBucket, Rate, SlidingWindowCounter, SlidingWindowLog, Timestamp, TokenBucket,
+    };
+
+    /// A whole hour.
+    pub(crate) const START: Timestamp = Timestamp::from_secs(1_700_000_040 - 1_700_000_040 % 3600);
+    pub(crate) const MICRO: Duration = Duration::from_micros(1);
+
+    pub(crate) fn limits() -> [(Algorithm, Duration); 9] {
+        let rate = Rate::new(10, MINUTE);
+        [
+            (TokenBucket::new(10, rate).into(), 490 * 6 * SECOND),
+            (TokenBucket::new(10, rate).interval().into(), 49 * MINUTE),
+            (LeakyBucket::new(10, rate).into(), 490 * 6 * SECOND),
+            (LeakyBucket::new(10, rate).queue(MINUTE).into(), 490 * 6 * SECOND),
+            (FixedWindow::new(10, MINUTE).into(), MINUTE),
+            (FixedWindow::new(10, MINUTE).from_first_request().into(), MINUTE),
+            (SlidingWindowLog::new(10, MINUTE).into(), MINUTE),
+            (SlidingWindowLog::new(10, MINUTE).count_denied().into(), MINUTE),
+            // Less than 11 units of the segment of 20 seconds are left: 500 × 20 s × 44 / 1000 s.
+            (SlidingWindowCounter::new(10, MINUTE).segments(3).into(), 79 * SECOND + SECOND * 14 / 25 + MICRO),
+        ]
+    }
+}

@@ -220,17 +220,8 @@ impl LimiterBuilder {
         input.finish()?;
         limits.iter_mut().for_each(|limit| limit.follow_wall_clock(&wall_offset));
         let store = store.successor(&mut limits, now).map_err(too_little)?;
-        Ok((
-            Limiter(Arc::new(Inner {
-                limits: limits.into(),
-                base_count,
-                generation,
-                store,
-                clock,
-                open: Arc::default(),
-            })),
-            restored,
-        ))
+        let (limits, open) = (limits.into(), Arc::default());
+        Ok((Limiter(Arc::new(Inner { limits, base_count, generation, store, clock, open })), restored))
     }
 }
 

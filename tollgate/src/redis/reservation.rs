@@ -256,32 +256,14 @@ mod tests {
     use testkit::redis::RedisServer;
 
     use super::*;
+    use crate::limiter::reservation::debts_of_490::{MICRO, START, limits};
     use crate::units::{MINUTE, SECOND};
-    use crate::{
-        Algorithm, FixedWindow, LeakyBucket, Limit, ManualClock, Rate, SlidingWindowCounter, SlidingWindowLog,
-        TokenBucket,
-    };
-
-    /// A whole hour.
-    const START: Timestamp = Timestamp::from_secs(1_700_000_040 - 1_700_000_040 % 3600);
+    use crate::{Limit, ManualClock, SlidingWindowLog};
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_key_owes_until_it_counts_no_more_than_its_quota() {
         let server = RedisServer::start();
-        let rate = Rate::new(10, MINUTE);
-        let limits: [(Algorithm, Duration); 9] = [
-            (TokenBucket::new(10, rate).into(), 490 * 6 * SECOND),
-            (TokenBucket::new(10, rate).interval().into(), 49 * MINUTE),
-            (LeakyBucket::new(10, rate).into(), 490 * 6 * SECOND),
-            (LeakyBucket::new(10, rate).queue(MINUTE).into(), 490 * 6 * SECOND),
-            (FixedWindow::new(10, MINUTE).into(), MINUTE),
-            (FixedWindow::new(10, MINUTE).from_first_request().into(), MINUTE),
-            (SlidingWindowLog::new(10, MINUTE).into(), MINUTE),
-            (SlidingWindowLog::new(10, MINUTE).count_denied().into(), MINUTE),
-            // Less than 11 units of the segment of 20 seconds are left: 500 × 20 s × 44 / 1000 s.
-            (SlidingWindowCounter::new(10, MINUTE).segments(3).into(), 79 * SECOND + SECOND * 14 / 25 + MICRO),
-        ];
-        for (number, (algorithm, wait)) in limits.into_iter().enumerate() {
+        for (number, (algorithm, wait)) in limits().into_iter().enumerate() {
             let clock = ManualClock::at(START);
             let limit = Limit::new(format!("limit {number}"), algorithm).unwrap();
             let limiter = RedisLimiter::builder(server.url()).limit(limit).store_timeout(20 * SECOND);
@@ -318,6 +300,4 @@ mod tests {
         let denied = limiter.check("key").await;
         assert_eq!(denied.retry_after(), Some(MINUTE - SECOND * 9 / 1_000));
     }
-
-    const MICRO: Duration = Duration::from_micros(1);
 }

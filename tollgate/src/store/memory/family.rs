@@ -26,6 +26,7 @@ use smallvec::{SmallVec, smallvec};
 
 use super::claim::{HeldBuckets, SlotRef};
 use super::debts::HeldDebtor;
+use super::decide::WordsView;
 use super::table::{Bucket, Busy, OverflowCounts, Table, pause};
 use super::{HashedHit, Mode};
 use crate::algorithm::spill::Spill;
@@ -86,7 +87,7 @@ impl Member {
         }
     }
 
-    /// Returns whether all keys are at rest in a table that is for debts.
+    /// Returns whether all keys are at rest, if the table is for debts.
     fn debts_are_paid(&self, now: u64, ceiling: u64) -> Option<bool> {
         let latest = self.debts_until.as_ref()?.load(Ordering::Acquire);
         Some(now >= latest.saturating_add(self.algorithm.settles_within(ceiling)))
@@ -293,6 +294,31 @@ impl<'a> FamilyView<'a> {
         self
     }
 
+    /// Reads the state of a key, in whichever table it is, with the configuration of its words. `None` if it has no slot.
+    pub(super) fn read_key<R>(
+        self,
+        fingerprint: u64,
+        read: impl Fn(&Members, &Compiled, &WordsView<'_, '_>) -> R,
+    ) -> Option<R> {
+        let mut attempts = 0;
+        loop {
+            let members = self.family.members();
+            let view = self.with_members(&members);
+            let mut holds = HeldBuckets::default();
+            let (table, held, slot_ref) = match view.find(&mut holds, &members, fingerprint) {
+                Ok(KeyLocation::Here(slot_ref)) => (view.table, view.algorithm, slot_ref),
+                Ok(KeyLocation::There(member, slot_ref)) => (&*member.table, &member.algorithm, slot_ref),
+                Ok(KeyLocation::Nowhere) => return None,
+                Err(_) => {
+                    drop(holds);
+                    attempts = pause(attempts);
+                    continue;
+                }
+            };
+            return Some(read(&members, held, &holds.cells(table, slot_ref)));
+        }
+    }
+
     /// Decides on a key without a slot in its own table. `None` if it has one by now, or if another thread held a
     /// bucket.
     pub(super) fn decide(self, members: &'a Arc<Members>, hit: HashedHit, now: u64, mode: Mode) -> Option<Verdict> {
@@ -332,7 +358,7 @@ impl<'a> FamilyView<'a> {
         if fit == Fit::Cut
             && let KeyLocation::There(member, slot_ref) = &location
         {
-            // A debt of former limits that has no room here: it stays there, and decides.
+            // The table has no room for a debt of former limits. It stays where it is, and the key is decided on by it.
             let (wide, cells) = (self.algorithm.wide(), holds.cells(&member.table, *slot_ref));
             let copy = Converted::of(&wide, &self.table.spill);
             let _ = wide.convert(&copy, &member.algorithm, &cells, now);
@@ -575,7 +601,7 @@ impl<'a> FamilyView<'a> {
                 let cells = holds.cells(&member.table, *slot_ref);
                 let fit = self.algorithm.convert(&copy, &member.algorithm, &cells, now);
                 if fit == Fit::Cut && self.algorithm.is_bucket() {
-                    // A bucket has room for any debt that is known.
+                    // A bucket has room for every debt up to the ceiling.
                     let units = member.algorithm.spent(&cells, now).units;
                     if units > self.family.ceiling() {
                         self.family.raise_ceiling_to(units);

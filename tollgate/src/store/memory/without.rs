@@ -1,8 +1,6 @@
-//! What a key would be allowed if charges that are still open were given back.
+//! Decisions on a key as if its open charges were given back.
 
-use super::claim::HeldBuckets;
-use super::family::{Converted, FamilyView, KeyLocation, Members};
-use super::table::pause;
+use super::family::{Converted, FamilyView, Members};
 use super::{HashedHit, MemoryStore};
 use crate::algorithm::{Charge, Compiled, LimitAlgorithm, StateWords, with_algorithm};
 use crate::limit::Limit;
@@ -12,29 +10,11 @@ impl MemoryStore {
     /// Returns whether a hit would be admitted if these charges of its key were given back. Nothing changes.
     pub(crate) fn admits_without(&self, limits: &[Limit], hit: HashedHit, now: Timestamp, released: &[Charge]) -> bool {
         let Some(view) = self.family_view(limits, hit.limit) else { return false };
-        let mut attempts = 0;
-        loop {
-            let members = view.family.members();
-            let view = view.with_members(&members);
-            let mut holds = HeldBuckets::default();
-            let location = view.find(&mut holds, &members, hit.fingerprint);
-            let admits = location.map(|location| match location {
-                KeyLocation::Here(slot_ref) => {
-                    let cells = holds.cells(view.table, slot_ref);
-                    view.admits(&members, (view.algorithm, &cells), hit.cost, now.as_micros(), released)
-                }
-                KeyLocation::There(member, slot_ref) => {
-                    let cells = holds.cells(&member.table, slot_ref);
-                    view.admits(&members, (&member.algorithm, &cells), hit.cost, now.as_micros(), released)
-                }
-                // Its units are among those of other keys without a slot.
-                KeyLocation::Nowhere => false,
-            });
-            if let Ok(admits) = admits {
-                return admits;
-            }
-            attempts = pause(attempts);
-        }
+        let admits = view.read_key(hit.fingerprint, |members, held, cells| {
+            view.admits(members, (held, cells), hit.cost, now.as_micros(), released)
+        });
+        // The units of a key without a slot are among those of other such keys.
+        admits.unwrap_or(false)
     }
 }
 
@@ -50,7 +30,7 @@ impl FamilyView<'_> {
     ) -> bool {
         let spill = &self.table.spill;
         let wide = self.algorithm.wide();
-        // By the time under the configuration that counts them, as a refund is.
+        // Given back under the configuration that counts them, as a refund is.
         let copy = Converted::of(held, spill);
         let _ = held.convert(&copy, held, cells, now);
         let released = released.iter().filter_map(|charge| self.still_counted(members, held, *charge, now));
