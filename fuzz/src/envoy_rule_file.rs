@@ -51,7 +51,7 @@ pub fn envoy_rule_file(input: &[u8]) {
         let Some(rule) = &found.limit.rule else { continue };
         let key: Vec<&[u8]> = found.key.iter().map(|part| part.as_bytes()).collect();
         assert_eq!(rules.key_parts(rule).map(<[_]>::len), Some(key.len()), "{descriptor:?}");
-        assert!(gate.check_by_name(&**rule, &key, 1).is_ok(), "{rule} is no rule");
+        assert!(gate.check_by_name(&**rule, &key, 1).is_ok(), "no rule is named {rule}");
     }
     assert!(rules.domains().find(&config.domain, std::iter::empty()).is_none());
 }

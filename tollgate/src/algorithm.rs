@@ -101,7 +101,7 @@ pub(crate) struct Owed<Edit> {
     /// Units that are counted: all of them, unless the key then counts [`MAX_COUNTED`] units, or would owe them for longer
     /// than the longest window.
     pub(crate) counted: u64,
-    /// Units that the key owes afterwards, if a larger debt than the quota must be known to the algorithm: see
+    /// Units that the key counts afterwards, if the algorithm has to know debts beyond the quota: see
     /// [`Compiled::watching_ceiling`]. Otherwise 0.
     pub(crate) ceiling: u64,
 }
@@ -136,8 +136,8 @@ pub(crate) trait LimitAlgorithm {
         self.refund(cells, now, Charge { at: now, cost: units }).map(|edit| (edit, units))
     }
 
-    /// Charges units that were spent already, whatever the quota is. `None` if the words have no room for them: then
-    /// [`Compiled::wide`] has.
+    /// Charges units that were spent already, whatever the quota is. `None` if the words have no room for them. Those of
+    /// [`Compiled::wide`] have.
     fn owe(&self, cells: &impl StateWords, now: u64, units: u64) -> Option<Owed<Self::Edit>>;
 
     fn apply(&self, cells: &impl StateWords, edit: Self::Edit);

@@ -307,7 +307,8 @@ impl Decision {
 
     /// Returns the time after which a denied request is allowed, unless other requests arrive first.
     ///
-    /// The time is exact: a client that waits this long is allowed, and one that waits a microsecond less is not.
+    /// The time is exact: a client that waits this long is allowed, and one that waits a microsecond less is not. Only
+    /// [pending](Self::is_pending) units may be given back sooner.
     /// `None` if the request was allowed, or if its cost exceeds the whole quota, so that waiting does not help.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {

@@ -437,9 +437,9 @@ impl Limiter {
     /// Corrects a reservation to its actual cost.
     ///
     /// A lower cost gives back the difference, as far as [`refund`](Self::refund) would. A higher cost is counted in full,
-    /// now: what exceeds the remaining quota is owed, and the key is denied until that has come back. If the reservation has
-    /// several hits, each is corrected to this cost. If the limits have changed since, the limits that took the reservation
-    /// settle it.
+    /// now: units beyond the remaining quota are owed, and the key is denied until they have come back. If the reservation
+    /// has several hits, each is corrected to this cost. If the limits have changed since, the limits that took the
+    /// reservation settle it.
     ///
     /// ```
     /// use tollgate::{Limit, Limiter, Rate, SECOND, MINUTE, Settlement, TokenBucket};
@@ -469,8 +469,9 @@ impl Limiter {
     /// - A queue gives back nothing, because later requests already have their delays.
     /// - If the wall clock was stepped since the reservation, nothing is given back.
     ///
-    /// After a [`reset`](Self::reset) of the key, which has already given the units back, nothing is given back. If the key was evicted for
-    /// lack of memory ([`Overflow`]), the charge is subtracted from the estimate for evicted keys, if a slot is free.
+    /// After a [`reset`](Self::reset) of the key, which has already given the units back, nothing is given back. If the key
+    /// was evicted for lack of memory ([`Overflow`]), the charge is subtracted from the estimate for evicted keys, if a slot
+    /// is free.
     ///
     /// ```
     /// use tollgate::{FixedWindow, Limit, Limiter, MINUTE};
@@ -489,8 +490,8 @@ impl Limiter {
         self.settle(reservation, 0)
     }
 
-    /// Corrects the cost that hits took at `at` to the actual cost. `wall_offset` is that of their decision. A hit that does not count any more, because its key was
-    /// reset, gives nothing back.
+    /// Corrects the cost that hits took at `at` to the actual cost. `wall_offset` is that of their decision. A hit that does
+    /// not count any more, because its key was reset, gives nothing back.
     pub(crate) fn settle_hashed(
         &self,
         hits: &[HashedHit],

@@ -1,8 +1,8 @@
 //! Units that requests in progress have taken and may give back: *pending* units.
 //!
 //! A denial that only these cause is no evidence that the key has spent its quota, and it can end much sooner than the
-//! window. So a limiter that denies a request looks whether the request would be admitted without the open charges of
-//! its key. Allowed requests never look.
+//! window. So a limiter that denies a request checks whether the request would be admitted without the open charges of
+//! its key. Allowed requests look up no open charges.
 //!
 //! An open charge ends when it is settled, when its holder is dropped, and at its deadline. Then its units are spent.
 

@@ -94,7 +94,7 @@ fn debts_survive_changes_of_the_numbers() {
             let changed = limiter.with_limits(vec![limit(other)]).expect("a valid limit");
             assert!(!changed.check("ann").is_allowed(), "{algorithm:?} to {other:?}");
         }
-        // With room for all of it, what was spent is seen to be exact.
+        // A limit with room for the whole debt shows that every unit is counted.
         let (limiter, _) = limiter_of_debt(algorithm);
         let more = limiter.with_limits(vec![limit(with_quota(algorithm, 2 * DEBT))]).expect("a valid limit");
         assert_eq!(peek(&more, "ann").remaining, DEBT, "{algorithm:?}");
@@ -216,7 +216,7 @@ fn debts_are_in_snapshots() {
     }
 }
 
-/// Threads charge, check, refund and reset nothing away: what they owe together is counted to the unit.
+/// Threads charge and check one key at the same time, and every unit that it owes is counted.
 #[test]
 fn threads_lose_no_unit() {
     const ROUNDS: u64 = 2_000;
@@ -247,7 +247,7 @@ fn threads_lose_no_unit() {
     }
 }
 
-/// A table for debts is one more table that a missing key is looked up in, so it goes when it is not needed.
+/// Keys that have no slot are looked up in the table for debts as well, so it is dropped when it is not needed.
 #[test]
 fn the_table_for_debts_is_dropped_when_they_are_paid() {
     let (limiter, clock) = limiter(FixedWindow::new(LIMIT, HOUR).from_first_request().into());
@@ -264,7 +264,7 @@ fn the_table_for_debts_is_dropped_when_they_are_paid() {
 }
 
 #[test]
-fn without_memory_what_is_left_is_charged_and_the_rest_is_reported() {
+fn without_memory_the_remaining_quota_is_charged_and_the_rest_is_reported() {
     let clock = ManualClock::at(Timestamp::from_micros(START_US));
     let opened = FixedWindow::new(LIMIT, HOUR).from_first_request();
     // Room for the first buckets of one table.

@@ -1,4 +1,4 @@
-//! Units that are reserved and not settled yet: a denial that only they cause says so, and waits for them.
+//! Units that are reserved and not settled yet: a denial that only they cause is pending, and ends with their deadline.
 
 mod common;
 

@@ -53,7 +53,7 @@ fn a_request_that_passes() {
 }
 
 #[test]
-fn a_limit_that_counts_after_the_response_says_so() {
+fn explanation_names_limits_that_count_after_the_response() {
     let rules = "limits: [{ name: logins, key: ip, limit: 5, count: { statuses: [401], when: after } }]\n";
     let folder = folder_with(&[("rules.yaml", rules)]);
     let text =

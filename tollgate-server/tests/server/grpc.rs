@@ -188,7 +188,7 @@ descriptors:
   - { key: tokens, rate_limit: { unit: day, requests_per_unit: 20 } }
 ";
 
-/// The same limits in a rule file. Others than these do not count after the response.
+/// The same limits in a rule file, which count after the response, and one that counts at once.
 const NATIVE: &str = "
 limits:
   - { name: quota, key: 'descriptor:quota', algorithm: fixed_window, limit: 2, window: 1d, count: { when: after } }
@@ -291,7 +291,7 @@ async fn late_charge_counts_in_full() {
 }
 
 #[tokio::test]
-async fn requests_that_say_no_hits_take_nothing_when_they_are_denied() {
+async fn denied_requests_without_hits_addend_take_nothing() {
     on_both_stores(async |mut client| {
         assert_eq!(overall(&mut client, vec![hits("tokens", "ann", 20)]).await, Code::Ok);
         for _ in 0..3 {

@@ -113,7 +113,7 @@ pub(crate) struct Entry {
 /// Entries that a long log keeps inline before it moves them to its list: enough that most decisions touch no
 /// chunk, few enough that a key with a short history stays small.
 const INLINE_IN_LONG: usize = 6;
-/// A log that owes keeps this many entries as they are, or those of two quotas.
+/// A log that owes merges no entries until it has more than this, and more than two quotas.
 const MANY: u64 = 128;
 /// All entries: if the whole log has left the window, its entries are not visited.
 const ALL: u64 = u64::MAX;
@@ -439,9 +439,9 @@ impl LimitAlgorithm for Log {
         Some(Edit::GiveBack(Entry { at: charge.at, units: charge.cost }))
     }
 
-    /// Adds an entry, however many units it has. So that the log does not grow without bound, the oldest of many entries become
-    /// one, of the time of the last of them, as far as two whole quotas are newer: all reservations that can be given back are one
-    /// quota at most, so the newer entries alone exceed every limit.
+    /// Adds an entry, however many units it has. So that the log does not grow without bound, the oldest of many entries
+    /// become one, of the time of the last of them, as far as two whole quotas are newer. All reservations that can be given
+    /// back are one quota at most, so the newer entries alone exceed every limit.
     fn owe(&self, cells: &impl StateWords, now: u64, units: u64) -> Option<Owed<Edit>> {
         let log = self.read(cells);
         let newest = if log.units() == 0 { 0 } else { log.head.newest };

@@ -5,8 +5,8 @@
 //! decided as if it took its cost at once: the denial, its strikes and its place in the denial cache are those of any
 //! other limit. If it fits by then after all, it has taken its cost, and its response may give it back.
 //!
-//! A request whose response never comes is charged: dropping the outcome charges what nothing has settled, unless the
-//! service was never called.
+//! A request whose response never comes is charged: dropping the outcome charges all hits that are not settled, unless
+//! the service was never called.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -131,7 +131,7 @@ pub(super) async fn defer_on_redis(
     true
 }
 
-/// The charges of an allowed request that follow its response. What nothing has settled is charged on drop.
+/// The charges of an allowed request that follow its response. Hits that are not settled are charged on drop.
 pub(super) struct DeferredCharges {
     state: Arc<State>,
     hits: SmallVec<[(DeferredHit, AtomicBool); 1]>,
@@ -193,7 +193,7 @@ impl DeferredCharges {
         self.is_served.store(is_served, Ordering::Relaxed);
     }
 
-    /// Ends all charges that nothing has settled.
+    /// Ends all charges that are not settled.
     pub(super) fn cancel(&self) {
         self.hits.iter().for_each(|(_, is_open)| is_open.store(false, Ordering::Relaxed));
     }

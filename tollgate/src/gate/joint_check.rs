@@ -68,7 +68,7 @@ impl Checks {
 struct Collected {
     outcome: Outcome,
     pending: Option<Box<PendingChecks>>,
-    /// Whether a key that owes units denies the check, which costs nothing.
+    /// Whether the check is denied while its key owes units. Such a check costs nothing.
     denied_if_owing: bool,
 }
 
@@ -161,8 +161,8 @@ impl Gate {
     /// Charges the cost of a check in full, whatever is left, for work that was done: to every limit if
     /// `is_spent`, or otherwise to limits that count after the response. The check was denied and has taken nothing.
     ///
-    /// Other algorithms than fixed windows are charged only while the key owes nothing, unless they count after the
-    /// response: denied requests would put off the end of the denial without bound.
+    /// Limits with other algorithms than fixed windows are charged only while the key owes nothing, unless they count after
+    /// the response. Otherwise, denied requests would postpone the end of the denial without bound.
     ///
     /// # Errors
     ///
@@ -230,7 +230,7 @@ impl Collected {
         Ok(Self { outcome, pending, denied_if_owing: false })
     }
 
-    /// Returns what [`owes`](Self::owes) does in memory, where nothing waits.
+    /// Does the same as [`owes`](Self::owes) in memory, where the future is ready at once.
     fn owes_now(&self) -> Owing {
         match pin!(self.owes()).poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(owing) => owing,
@@ -238,7 +238,7 @@ impl Collected {
         }
     }
 
-    /// Returns how long the key of a check owes units, if it is denied then.
+    /// Returns the hit whose key owes units for longest, and that time, if the check is denied because of it.
     async fn owes(&self) -> Owing {
         if !self.denied_if_owing || !self.outcome.is_allowed() {
             return None;

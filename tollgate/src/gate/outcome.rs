@@ -68,7 +68,7 @@ pub struct Outcome {
     /// One bit for each of the first 32 limits, set when the limit is settled, so that each is settled once. [`Extras`]
     /// has the bits of the others.
     pub(super) settled: AtomicU32,
-    /// What is left since a settlement has changed it, for the headers of the response.
+    /// The decision after a settlement that changed the cost, for the headers of the response.
     pub(super) settled_at: OnceLock<Box<Decision>>,
 }
 
@@ -114,7 +114,7 @@ pub(super) struct Extras {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum SelectedBy {
     Rules,
-    /// The rules, and this process sees the response, so that limits may count the request only then.
+    /// The rules, in a process that sees the response, so that limits may count the request after it.
     RulesUntilResponse,
     /// The caller, so any cost may be an estimate.
     Name,
@@ -330,8 +330,7 @@ impl Outcome {
         Some(self.state.rules.policy(self.shown()?.limit()?))
     }
 
-    /// Returns the decision that headers show: what is left after the settlement, if the response or its actual cost has
-    /// changed it.
+    /// Returns the decision that headers show: the one after the settlement, if that changed the cost.
     fn shown(&self) -> Option<&Decision> {
         self.settled_at.get().map(|decision| &**decision).or(self.decision.as_ref())
     }
@@ -349,7 +348,7 @@ impl Outcome {
 
     /// Adds the rate limit headers to the headers of a response. Stricter headers that are already present stay.
     ///
-    /// After a settlement they show what is left then, so settle a response before you write its headers.
+    /// After a settlement, they show the quota that is left then. So settle a response before you write its headers.
     pub fn write_headers(&self, headers: &mut HeaderMap) {
         if let (Some(policy), Some(decision)) = (self.policy(), self.shown()) {
             policy.merge_listing(decision, &self.matched_policies(), headers);

@@ -200,7 +200,7 @@ impl Gate {
     }
 
     /// Settles a reservation at its actual cost: a lower cost gives back the difference, as far as it still counts, and
-    /// of a higher cost the difference is counted in full: what is not left is owed. 0 gives back everything.
+    /// of a higher cost the difference is counted in full: units beyond the quota are owed. 0 gives back everything.
     ///
     /// Each token is settled once. Later calls, on any node, return [`Settlement::AlreadySettled`].
     ///

@@ -276,7 +276,7 @@ impl Store {
         }
     }
 
-    /// Records charges of an allowed decision as open for that time: those of the limits that `may_change`.
+    /// Records charges of an allowed decision as open for that time: those of limits whose cost `may_change`.
     pub(super) fn open(
         &self,
         hits: &Hits,
@@ -357,7 +357,8 @@ impl Store {
         Ok(())
     }
 
-    /// Returns the hit whose key owes units for longest, with that time. `None` if none owes any, or the store does not reply.
+    /// Returns the hit whose key owes units for longest, with that time. `None` if no key owes units, or if the store does
+    /// not reply.
     pub(super) async fn owes(&self, hits: &Hits, is_ban: impl Fn(LimitId) -> bool) -> Option<(usize, Duration)> {
         let mut longest: Option<(usize, Duration)> = None;
         let limits = hits.costs().enumerate().filter(|(_, (limit, cost))| *cost == 0 && !is_ban(*limit));

@@ -534,8 +534,8 @@ impl Rule {
     }
 
     /// Sets the response statuses that count, and counts a request only after its response. When the request arrives, it
-    /// is denied if its cost does not fit, or else takes nothing. A response that counts is charged in full, whatever is
-    /// left by then: what exceeds the quota is owed.
+    /// is denied if its cost does not fit, or else takes nothing. A response that counts is charged in full: units beyond
+    /// the quota are owed.
     ///
     /// Any number of concurrent requests pass together before the first of them counts: use [`count`](Self::count)
     /// where that matters. A request whose response never comes is charged, unless it never reached its service: see

@@ -162,7 +162,7 @@ impl<F, B, E> Stage<F, B, E> {
     }
 }
 
-/// How long a request that a response may still settle counts as pending. A layer knows no deadline of its service.
+/// The time for which units that the response may give back are pending. A layer knows no deadline of its service.
 pub(super) const PENDING_FOR: Duration = Duration::from_secs(30);
 
 /// Calls the service with an allowed request, once its delay is over and the service is ready.
@@ -233,7 +233,7 @@ async fn finish<R, B: Outgoing<R>>(
     let mistake = cost.as_ref().and_then(|cost| outcome.mistake_in(cost));
     // If the store cannot be reached, the estimated cost stays: the response has no place for an error.
     _ = outcome.settle_response_with(response.status(), response.headers(), cost).await;
-    // After the settlement, so that they show what is left then.
+    // After the settlement, so that they show the quota that is left then.
     outcome.write_headers(response.headers_mut());
     let mut permit = outcome.take_permit();
     if let Some(cost) = response.extensions_mut().get_mut::<ActualCost>()

@@ -154,7 +154,7 @@ async fn a_limit_in_shadow_mode_counts_after_the_response_too() {
     respond(&outcome, 401).await;
 }
 
-/// Nobody sees the response of a check by name, or of a request that another server serves.
+/// The gate does not see the response to a check by name, or to a request that another server serves.
 #[tokio::test]
 async fn checks_without_a_response_count_at_once() {
     let (gate, _clock) = gate([logins()]);

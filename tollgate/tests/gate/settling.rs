@@ -25,7 +25,7 @@ async fn an_estimate_that_was_too_high_is_refunded() {
 }
 
 #[tokio::test]
-async fn what_exceeds_the_quota_is_owed() {
+async fn units_beyond_the_quota_are_owed() {
     let gate = tokens_and_requests();
     let outcome = check(&gate, "POST", "/", &[]);
     assert_eq!(outcome.settle(1200).await, Settlement::Owed { units: 200 });
@@ -140,7 +140,7 @@ async fn units_of_requests_in_progress_are_pending() {
     assert_eq!((response.status().as_u16(), &response.headers()["retry-after"]), (429, &"10".parse().unwrap()));
     let body = String::from_utf8_lossy(response.body());
     assert!(body.contains("\"reason\":\"pending\"") && body.contains("are in progress"), "{body}");
-    // Correct logins: nobody is banned for them.
+    // The logins were correct, and pending denials are no strikes.
     first.settle_response(http::StatusCode::OK, &http::HeaderMap::new()).await;
     assert!(check(&gate, "POST", "/login", &[]).is_allowed());
     drop(second);
@@ -149,7 +149,7 @@ async fn units_of_requests_in_progress_are_pending() {
 }
 
 #[tokio::test]
-async fn headers_show_what_is_left_after_the_settlement() {
+async fn headers_show_the_quota_after_the_settlement() {
     let gate = tokens_and_requests();
     let outcome = check(&gate, "POST", "/", &[]);
     let shown = |outcome: &tollgate::Outcome| {

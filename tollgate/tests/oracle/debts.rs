@@ -1,4 +1,4 @@
-//! Settlements at any cost, against the oracles: what was used is counted in full, and decisions wait until it is paid.
+//! Settlements at any cost, against the oracles: the actual cost is counted in full, and the key is denied until it is paid.
 
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -160,7 +160,7 @@ fn agree(plan: Plan, oracle: impl Oracle, start: u64, acts: Vec<(Gap, Act)>) -> 
         last = ledger.rig.limiter.peek("key").into();
         let quota = ledger.plan.quota();
         prop_assert_eq!(last, expected(&mut ledger.oracle, quota, now, 0), "at {}", now);
-        // The wait of a denied request is a wait of its own, so that gaps find it.
+        // A denied request, so that later gaps include its wait.
         let denied: Answer = ledger.rig.limiter.check_n("key", last.remaining + 1).into();
         prop_assert_eq!(denied, expected(&mut ledger.oracle, quota, now, last.remaining + 1), "at {}", now);
         last = denied;
@@ -168,7 +168,7 @@ fn agree(plan: Plan, oracle: impl Oracle, start: u64, acts: Vec<(Gap, Act)>) -> 
     Ok(())
 }
 
-/// The oldest of many entries are merged, which no decision shows.
+/// The oldest of many entries are merged, which changes no decision.
 #[test]
 fn a_log_of_many_debts_waits_for_those_that_matter() {
     let plan = Plan::Log { limit: 10, window_us: 1_000_000, logs: Logs::Admitted };

@@ -44,7 +44,7 @@ impl Oracle for Bucket {
         self.at = now;
     }
 
-    /// What has leaked since the charge has paid it back. Later requests in a queue have their delays already.
+    /// Units that have leaked since the charge have paid it back. Later requests in a queue have their delays already.
     fn gives_back(&mut self, now: u64, at: u64, units: u64) {
         if self.max_wait_us.is_none() {
             let leaked = u128::from(now - at) * u128::from(self.pace.count);

@@ -46,7 +46,7 @@ impl Oracle for Bucket {
         self.at = now;
     }
 
-    /// What was refilled since the charge has paid it back.
+    /// Units that were refilled since the charge have paid it back.
     fn gives_back(&mut self, now: u64, at: u64, units: u64) {
         let given = self.parts_of(units).saturating_sub(self.refilled(at, now));
         self.taken = self.taken_at(now).saturating_sub(given);

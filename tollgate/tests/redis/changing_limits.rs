@@ -128,7 +128,6 @@ async fn a_debt_is_charged_to_the_state_of_any_other_algorithm() {
             let Ok(other) = second.reserve("bob", 1, DAY).await else { panic!("{what}: 1 of 100 fits") };
             assert_eq!(second.settle(other, 500).await, Ok(Settlement::Owed { units: 401 }), "{what}");
             assert!(!first.check("bob").await.is_allowed(), "{what}");
-            // A bucket cannot hold what a window counts beyond every quota.
             assert_eq!(first.settle(reserved, 3).await, Ok(Settlement::Owed { units: 2 }), "{what}");
             assert!(!second.check("bob").await.is_allowed(), "{what}");
         }

@@ -34,7 +34,7 @@ pub(super) struct Descriptors<'r> {
 pub(super) struct Descriptor<'r> {
     entries: SmallVec<[(&'r str, &'r str); 4]>,
     cost: u64,
-    /// Whether the request says how many hits there are.
+    /// Whether the request sets the number of hits.
     is_explicit: bool,
     is_refund: bool,
     pub(super) target: Target<'r>,
@@ -107,8 +107,8 @@ impl<'r> Descriptors<'r> {
         Ok(Self { domain, each: each.collect::<Result<_, _>>()? })
     }
 
-    /// Returns whether one check decides the request: nothing is refunded, looked at or charged whatever is left, and
-    /// limits are neither in descriptors nor in quota mode.
+    /// Returns whether one check decides the request: no descriptor is a refund, has no hits or has hits that were spent
+    /// already, and limits are neither in descriptors nor in quota mode.
     pub(super) fn are_plain(&self, rules: &RuleSet) -> bool {
         let is_plain = |one: &Descriptor<'_>| {
             let is_counted = one.is_counted() && !one.is_spent() && !one.is_quota();
@@ -356,13 +356,13 @@ impl<'r> Descriptor<'r> {
         self.cost > 0 && !self.is_refund
     }
 
-    /// Returns whether the descriptor only asks if its key has exceeded its limit.
+    /// Returns whether the descriptor only checks if its key has exceeded its limit.
     fn is_look(&self) -> bool {
         self.cost == 0 && !self.is_refund
     }
 
-    /// Returns whether the hits were spent already, as far as the request shows: ratelimit counts every hit, and those
-    /// whose number is known only after the response have to count in full.
+    /// Returns whether the hits count as spent already, because the request sets their number. Charges that are known only
+    /// after the response have to count in full, and ratelimit counts every hit.
     fn is_spent(&self) -> bool {
         self.is_explicit && self.is_counted() && matches!(self.target, Target::Found(_))
     }

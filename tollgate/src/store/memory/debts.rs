@@ -1,9 +1,9 @@
 //! Charges of units that were spent already, whatever the quota is.
 //!
 //! The words of a key have room for its quota and, mostly, for some multiple of it. A key that owes more moves to a
-//! table for debts: one of the same meaning, whose words have room for the largest debt. There it is decided on in
-//! place, until its state fits into its own table again and a decision moves it back. So keys without debts pay nothing
-//! for those that have some.
+//! table for debts: one of the same meaning, whose words have room for the largest debt (ADR 42). It is decided on in
+//! that table, until its state fits into its own table again and a decision moves it back. So debts cost keys without
+//! debts nothing.
 //!
 //! A table for debts is created with the first debt that needs it, and dropped once all of its keys are at rest.
 //!
@@ -57,7 +57,7 @@ impl From<Busy> for Obstacle {
     }
 }
 
-/// What a charge does if there is no table for debts.
+/// How to charge a key if there is no table for debts.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum WithoutRoom {
     AddTable,
@@ -157,7 +157,8 @@ impl Family {
     pub(super) fn charges_debtor(&self, members: &Arc<Members>, member: &Member, now: u64) -> Result<(), Busy> {
         let Some(debts_until) = &member.debts_until else { return Ok(()) };
         debts_until.fetch_max(now, Ordering::AcqRel);
-        // Reads the list with its lock: if the table is still there, whoever drops it sees the new time.
+        // The list is compared with its lock held. If the table is still in it, a thread that drops the table later sees
+        // the new time.
         if self.is_still(members) { Ok(()) } else { Err(Busy::Held) }
     }
 }
@@ -236,7 +237,7 @@ impl<'a> FamilyView<'a> {
                 });
                 HeldSlot { table: &member.table, algorithm: Cow::Owned(algorithm), slot_ref }
             }
-            // Of other limits that are in force: these may be former ones, under which a reservation was made.
+            // Limits that are in force use this table. The limits of this view may be former ones that took a reservation.
             KeyLocation::There(member, slot_ref)
                 if member.is_in_use() && !self.is_replaced_by_this(members, &location) =>
             {
@@ -245,7 +246,7 @@ impl<'a> FamilyView<'a> {
             }
             location => match (self.hold_slot(&mut holds, Some(members), fingerprint, now)?, location) {
                 (Some(slot), _) => slot,
-                // It cannot be moved, so it is charged where it is.
+                // The key cannot be moved, so it is charged where it is.
                 (None, KeyLocation::There(member, slot_ref)) => {
                     left = Some(self.left_of(&member.algorithm, &holds.cells(&member.table, slot_ref), now));
                     HeldSlot { table: &member.table, algorithm: Cow::Borrowed(&member.algorithm), slot_ref }
@@ -282,7 +283,7 @@ impl<'a> FamilyView<'a> {
                 return Ok(Charged { counted, owed: counted.saturating_sub(left) });
             }
         }
-        // No memory: what is left is taken.
+        // There is no memory for the debt: take as many units as are left.
         let counted = units.min(left);
         with_algorithm!(&*algorithm, algorithm => {
             if let Some(edit) = algorithm.decide(&holds.cells(table, slot_ref), now, counted).edit {

@@ -154,7 +154,7 @@ impl Section<'_> {
     ) -> Result<(), E> {
         let algorithm = self.limit.compiled();
         let converted = |cells: &WordsView<'_, '_>| {
-            // In the layout of this limit, a debt may lack room.
+            // The layout of this limit may have no room for a debt.
             if before.meaning() == algorithm.meaning() {
                 return before.record(cells, now, wall_offset);
             }

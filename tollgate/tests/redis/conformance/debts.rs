@@ -1,4 +1,4 @@
-//! A settlement above its estimate is counted in full: what does not fit the quota is owed, and requests wait until it has
+//! A settlement above its estimate is counted in full: units beyond the quota are owed, and requests wait until they have
 //! come back.
 
 use std::time::Duration;
