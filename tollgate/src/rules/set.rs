@@ -80,7 +80,7 @@ struct Inner {
     cors: Option<Cors>,
     /// `true` if a rule is settled by responses.
     await_responses: bool,
-    /// Whether the cost that any rule takes may be corrected later.
+    /// `true` if the cost of a rule may be corrected later.
     may_change: bool,
     /// `true` if a rule counts requests only after their responses.
     have_deferred: bool,
@@ -577,17 +577,11 @@ impl RuleSet {
     }
 
     /// Returns `true` if any rule counts requests only after their responses.
-    #[inline]
-    pub(crate) fn have_deferred(&self) -> bool {
-        self.0.have_deferred
-    }
-
-    /// Returns `true` if any rule counts requests only after their responses: a check that costs something is a charge for
-    /// a request that was served.
     #[doc(hidden)]
+    #[inline]
     #[must_use]
-    pub fn have_late_charges(&self) -> bool {
-        self.have_deferred()
+    pub fn have_deferred(&self) -> bool {
+        self.0.have_deferred
     }
 
     /// Returns `true` if a limit of the store is a fixed window.
@@ -596,7 +590,7 @@ impl RuleSet {
         limit.is_some_and(|limit| matches!(limit.algorithm(), Algorithm::FixedWindow(_)))
     }
 
-    /// Returns `true` if a rule counts requests only after their responses.
+    /// Returns `true` if this rule counts requests only after their responses.
     pub(crate) fn is_deferred(&self, rule: u32) -> bool {
         self.response_settlement(rule).is_deferred()
     }
@@ -606,7 +600,7 @@ impl RuleSet {
         &self.0.rules[rule as usize].rule.response_settlement
     }
 
-    /// Returns `true` if the cost that any rule takes may be corrected later.
+    /// Returns `true` if the cost of any rule may be corrected later.
     #[inline]
     pub(crate) fn have_changing_costs(&self) -> bool {
         self.0.may_change

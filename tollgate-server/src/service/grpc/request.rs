@@ -114,7 +114,7 @@ impl<'r> Descriptors<'r> {
             let is_counted = one.is_counted() && !one.is_spent() && !one.is_quota();
             is_counted && !matches!(one.target, Target::Override(..))
         };
-        !rules.have_late_charges() && self.each.iter().all(is_plain)
+        !rules.have_deferred() && self.each.iter().all(is_plain)
     }
 
     /// Returns the descriptors that no limit of the rule file applies to, or whose plan is unknown. Those that
@@ -164,7 +164,7 @@ impl<'r> Descriptors<'r> {
         let denied = denials.0.iter().map(|(index, _)| *index);
         let others = self.checked(denials).filter(|_| !is_allowed);
         let untaken = denied.chain(others).filter(|index| self.each[*index].is_counted());
-        let late = gate.rules().have_late_charges();
+        let late = gate.rules().have_deferred();
         let charged: SmallVec<[usize; 2]> = untaken.filter(|index| late || self.each[*index].is_spent()).collect();
         let charges = charged.iter().map(|index| (&self.each[*index], self.each[*index].cost)).collect();
         let charges = self.with_checks(charges, |checks| {
