@@ -258,7 +258,7 @@ fn requests_beyond_the_queues_of_the_gateway_are_503_and_spend_nothing() {
             attempts += 1;
             let mut connection = gateway.client();
             for _ in 0..2 {
-                connection.send(&format!("GET / HTTP/1.1\r\nHost: h\r\nX-User-Id: bob-{attempts}\r\n\r\n"));
+                connection.send(format!("GET / HTTP/1.1\r\nHost: h\r\nX-User-Id: bob-{attempts}\r\n\r\n"));
                 if !connection.has_answer_within_a_moment() {
                     return false;
                 }

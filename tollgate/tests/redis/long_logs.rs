@@ -161,7 +161,7 @@ async fn agree(server: &RedisServer, log: Log, ops: Vec<Op>) {
     both.apply(Op::Peek, log).await;
 }
 
-/// Checks that both have decided alike. On Redis, only so many denials in a second are examined for pending units.
+/// Checks that both have decided alike. On Redis, at most 100 denials in a second are examined for pending units.
 fn assert_same(here: &Decision, there: &Decision, context: &str) {
     if !here.is_pending() {
         assert_eq!(here, there, "{context}");
