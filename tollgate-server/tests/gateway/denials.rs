@@ -252,7 +252,8 @@ fn requests_beyond_the_queues_of_the_gateway_are_503_and_spend_nothing() {
         for connection in &mut held {
             connection.send("GET / HTTP/1.1\r\nHost: h\r\nX-User-Id: ann\r\n\r\n");
         }
-        // Both wait as soon as a third does not. Each attempt has its own key, whose bucket is empty.
+        // Two wait as soon as a third does not. Each attempt has its own key, whose bucket is empty. One that waits is kept:
+        // it may have taken the place of a request above, which is then refused.
         let mut attempts = 0;
         until("a full queue", || {
             attempts += 1;
@@ -260,6 +261,7 @@ fn requests_beyond_the_queues_of_the_gateway_are_503_and_spend_nothing() {
             for _ in 0..2 {
                 connection.send(format!("GET / HTTP/1.1\r\nHost: h\r\nX-User-Id: bob-{attempts}\r\n\r\n"));
                 if !connection.has_answer_within_a_moment() {
+                    held.push(connection);
                     return false;
                 }
                 let answer = connection.receive();
