@@ -40,8 +40,6 @@ struct Inner {
     store: Option<Arc<str>>,
     /// Name of the variant of a limit that this is; `None` for the limit itself.
     variant: Option<Box<str>>,
-    /// Whether charges may be settled: by the response, or at the cost that the handler reports.
-    settles: bool,
 }
 
 /// How exactly processes that share a limit count.
@@ -100,7 +98,6 @@ impl Limit {
             on_store_failure: None,
             store: None,
             variant: None,
-            settles: false,
         })))
     }
 
@@ -129,19 +126,6 @@ impl Limit {
     pub fn with_store(mut self, name: impl Into<Arc<str>>) -> Self {
         Arc::make_mut(&mut self.0).store = Some(name.into());
         self
-    }
-
-    /// Sets whether charges of this limit may be settled, so that a denial may be due to units that are only reserved.
-    #[cfg(feature = "rules")]
-    #[allow(dead_code, reason = "the next commits use it")]
-    pub(crate) fn settles(mut self, settles: bool) -> Self {
-        Arc::make_mut(&mut self.0).settles = settles;
-        self
-    }
-
-    #[allow(dead_code, reason = "the next commits use it")]
-    pub(crate) fn may_be_settled(&self) -> bool {
-        self.0.settles
     }
 
     /// Returns how exactly processes that share this limit count.

@@ -41,7 +41,6 @@ impl Limiter {
     }
 
     /// Counts units that were spent already, whatever is left.
-    #[allow(dead_code, reason = "the next commits use it")]
     pub(crate) fn charge_hashed(&self, hit: HashedHit) -> Settlement {
         self.charge_at(hit, self.now())
     }
