@@ -26,8 +26,7 @@ impl Log {
         self.set_inline_entry(cells, 0, Entry { at: spent.at, units });
         self.set_head(cells, Head { newest: spent.at, len: usize::from(units > 0), units });
         self.write_list(cells, List::without_chunks(units));
-        // All of them leave the window at one time, so units above every limit make no difference.
-        Fit::of(spent.units <= most || most >= self.ceiling_now())
+        Fit::of(spent.units <= most)
     }
 
     pub(in super::super) fn convert(

@@ -5,7 +5,8 @@
 //! that table, until its state fits into its own table again and a decision moves it back. So debts cost keys without
 //! debts nothing.
 //!
-//! A table for debts is created with the first debt that needs it, and dropped once all of its keys are at rest.
+//! A table for debts is created with the first debt that needs it, and dropped once all of its keys are at rest. A debt that is
+//! converted to other numbers needs one of their meaning.
 //!
 //! Keys without a slot share their words, and a debt there would deny all of them. They are charged as much as is left.
 
@@ -18,6 +19,7 @@ use super::table::{Busy, Layout, Table, pause};
 use super::{HashedHit, MemoryStore};
 use crate::algorithm::record::RecordedAt;
 use crate::algorithm::{Compiled, Fit, LimitAlgorithm, Owed, StateWords, with_algorithm};
+use crate::budget::Budget;
 use crate::limit::Limit;
 use crate::sync::{AtomicU64, Ordering};
 use crate::units::Timestamp;
@@ -106,7 +108,7 @@ impl MemoryStore {
             let restored = view.find(&mut holds, &members, fingerprint).map_err(Obstacle::from).and_then(|location| {
                 let KeyLocation::Here(slot_ref) = location else { return Ok(None) };
                 let from = (view.table, view.algorithm, slot_ref);
-                view.move_to_debts(&mut holds, &members, from, fingerprint, now, |copy| {
+                view.move_to_debts(&mut holds, &members, (from, view.algorithm), fingerprint, now, |copy| {
                     with_algorithm!(copy.algorithm(), algorithm => algorithm.clear(copy));
                     let _ = copy.algorithm().restore(copy, record, recorded);
                 })
@@ -128,19 +130,7 @@ impl MemoryStore {
     fn add_debt_table(&self, view: FamilyView<'_>, of: &Compiled, now: u64) -> bool {
         // A reload replaces the list of tables.
         let _families = self.families.0.lock();
-        if view.family.members().debts(of).is_some() {
-            return true;
-        }
-        let algorithm = of.wide();
-        let layout = Layout::new(algorithm.words(), algorithm.free_bits());
-        let budget = view.table.budget.clone();
-        let has_memory = budget.has(Table::first_words(layout));
-        let Some(mut table) = has_memory.then(|| Table::new(layout, budget)).flatten() else { return false };
-        table.overflow = Arc::clone(&view.family.overflow);
-        let mut member = Member::new(&Arc::new(table), &algorithm, &Arc::new(Usage));
-        member.debts_until = Some(Arc::new(AtomicU64::new(now)));
-        view.family.add(member);
-        true
+        view.family.add_debt_table(of, &view.table.budget, now)
     }
 }
 
@@ -153,6 +143,23 @@ impl Members {
 }
 
 impl Family {
+    /// Adds a table for debts, unless there is one of its meaning, or the list of tables is about to be replaced. Returns false
+    /// if there is no memory for it.
+    fn add_debt_table(&self, of: &Compiled, budget: &Budget, now: u64) -> bool {
+        if self.members().debts(of).is_some() {
+            return true;
+        }
+        let algorithm = of.wide();
+        let layout = Layout::new(algorithm.words(), algorithm.free_bits());
+        let has_memory = budget.has(Table::first_words(layout));
+        let Some(mut table) = has_memory.then(|| Table::new(layout, budget.clone())).flatten() else { return false };
+        table.overflow = Arc::clone(&self.overflow);
+        let mut member = Member::new(&Arc::new(table), &algorithm, &Arc::new(Usage));
+        member.debts_until = Some(Arc::new(AtomicU64::new(now)));
+        self.add(member);
+        true
+    }
+
     /// Keeps a table for debts for a charge that is about to be made. The bucket of the key is locked.
     pub(super) fn charges_debtor(&self, members: &Arc<Members>, member: &Member, now: u64) -> Result<(), Busy> {
         let Some(debts_until) = &member.debts_until else { return Ok(()) };
@@ -165,18 +172,38 @@ impl Family {
 
 impl<'a> FamilyView<'a> {
     /// Returns a key in another table of the same meaning if its own has no room for its state.
-    pub(super) fn stays(
-        self,
-        members: &'a Arc<Members>,
-        location: &KeyLocation<'a>,
-        fit: Fit,
-    ) -> Option<HeldDebtor<'a>> {
+    pub(super) fn stays(self, location: &KeyLocation<'a>, fit: Fit) -> Option<HeldDebtor<'a>> {
         let KeyLocation::There(member, slot_ref) = location else { return None };
         if fit == Fit::Whole || member.algorithm.meaning() != self.algorithm.meaning() {
             return None;
         }
-        let algorithm = self.algorithm.laid_out_as(&member.algorithm, members.ceiling)?;
+        let algorithm = self.algorithm.laid_out_as(&member.algorithm, self.family.ceiling())?;
         Some(HeldDebtor { member, algorithm, slot_ref: *slot_ref })
+    }
+
+    /// Moves a key whose debt has no room in its own table from the table of another meaning to that for debts. Returns false
+    /// if there is no room for it.
+    pub(super) fn move_debtor(
+        self,
+        holds: &mut HeldBuckets<'a>,
+        members: &'a Arc<Members>,
+        (member, slot_ref): (&'a Member, SlotRef<'a>),
+        fingerprint: u64,
+        now: u64,
+    ) -> Result<bool, Busy> {
+        if member.algorithm.meaning() == self.algorithm.meaning() {
+            return Ok(false);
+        }
+        self.family.raise_ceiling(member.algorithm.spent(&holds.cells(&member.table, slot_ref), now).units);
+        let from = (&*member.table, &member.algorithm, slot_ref);
+        match self.move_to_debts(holds, members, (from, self.algorithm), fingerprint, now, |_| {}) {
+            Ok(moved) => Ok(moved.is_some()),
+            Err(Obstacle::Busy(busy)) => Err(busy),
+            Err(Obstacle::NoDebtTable(of)) if self.family.add_debt_table(&of, &self.table.budget, now) => {
+                Err(Busy::Held)
+            }
+            Err(Obstacle::DebtsCrowded | Obstacle::NoDebtTable(_)) => Ok(false),
+        }
     }
 
     /// Decides on a key that stays in the table for debts.
@@ -230,7 +257,7 @@ impl<'a> FamilyView<'a> {
         let slot = match location {
             KeyLocation::There(member, slot_ref) if is_same(member) => {
                 self.family.charges_debtor(members, member, now)?;
-                let algorithm = self.algorithm.laid_out_as(&member.algorithm, members.ceiling);
+                let algorithm = self.algorithm.laid_out_as(&member.algorithm, self.family.ceiling());
                 let algorithm = algorithm.unwrap_or_else(|| {
                     left = Some(self.left_of(&member.algorithm, &holds.cells(&member.table, slot_ref), now));
                     member.algorithm.clone()
@@ -270,7 +297,7 @@ impl<'a> FamilyView<'a> {
         if !is_shared && without_room == WithoutRoom::AddTable {
             let mut counted = 0;
             let from = (table, &*algorithm, slot_ref);
-            let moved = self.move_to_debts(&mut holds, members, from, fingerprint, now, |copy| {
+            let moved = self.move_to_debts(&mut holds, members, (from, &algorithm), fingerprint, now, |copy| {
                 with_algorithm!(copy.algorithm(), algorithm => {
                     if let Some(owed) = algorithm.owe(copy, now, units) {
                         self.family.raise_ceiling(owed.ceiling);
@@ -301,20 +328,26 @@ impl<'a> FamilyView<'a> {
         with_algorithm!(&wide, algorithm => algorithm.decide(&copy, now, 0).verdict.remaining)
     }
 
-    /// Moves a key from another table of the same meaning to the table for debts, and changes its state there. `None` if
+    /// Moves a key from another table to the table for debts of the meaning of `to`, and changes its state there. `None` if
     /// there is no room for it.
     fn move_to_debts(
         self,
         holds: &mut HeldBuckets<'a>,
         members: &'a Arc<Members>,
-        from: Source<'_, 'a>,
+        (from, to): (Source<'_, 'a>, &Compiled),
         fingerprint: u64,
         now: u64,
         change: impl FnOnce(&Converted<'a>),
     ) -> Result<Option<()>, Obstacle> {
         let (table, algorithm, slot_ref) = from;
-        let member = members.debts(algorithm).ok_or_else(|| Obstacle::NoDebtTable(Box::new(algorithm.clone())))?;
+        let member = members.debts(to).ok_or_else(|| Obstacle::NoDebtTable(Box::new(to.clone())))?;
         self.family.charges_debtor(members, member, now)?;
+        let copy = Converted::of(&member.algorithm, &member.table.spill);
+        let fit = member.algorithm.convert(&copy, algorithm, &holds.cells(table, slot_ref), now);
+        if fit == Fit::Cut && member.algorithm.meaning() != algorithm.meaning() {
+            // It would take too long to be paid.
+            return Ok(None);
+        }
         let debts = FamilyView { table: &member.table, algorithm: &member.algorithm, ..self };
         let claimed = debts.claim_slot(holds, members, &KeyLocation::Here(slot_ref), fingerprint, now);
         let claimed = claimed.map_err(|busy| match busy {
@@ -322,8 +355,6 @@ impl<'a> FamilyView<'a> {
             Busy::Held => Obstacle::Busy(Busy::Held),
         })?;
         let Some(new) = claimed else { return Ok(None) };
-        let copy = Converted::of(&member.algorithm, &member.table.spill);
-        let _ = member.algorithm.convert(&copy, algorithm, &holds.cells(table, slot_ref), now);
         change(&copy);
         debts.fill(holds, new, &copy);
         with_algorithm!(algorithm, algorithm => algorithm.clear(&holds.cells(table, slot_ref)));

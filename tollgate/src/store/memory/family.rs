@@ -43,7 +43,8 @@ pub(crate) struct Family {
     has_several: AtomicBool,
     /// Set while a copy of the list is changed that will replace it. Written with the list locked.
     is_frozen: AtomicBool,
-    /// The largest quota that the limit has or had, for buckets of stores that were made before it was raised.
+    /// The largest quota that the limit has or had, and the largest debt of a key that no quota explains. Buckets of stores that
+    /// were made before it was raised read it too.
     pub(super) ceiling: Arc<std::sync::atomic::AtomicU64>,
     /// How often keys of any table have lacked a slot.
     pub(super) overflow: Arc<OverflowCounts>,
@@ -55,8 +56,6 @@ pub(super) struct Members {
     pub(super) tables: Vec<Member>,
     /// Configurations that the limit has or had, one of each meaning, the latest first.
     pub(super) configurations: Vec<Compiled>,
-    /// The largest quota among them.
-    pub(super) ceiling: u64,
 }
 
 #[derive(Clone)]
@@ -152,32 +151,19 @@ impl Family {
     /// Returns the largest quota that the limit has or had, and its configurations.
     #[cfg(feature = "redis")]
     pub(crate) fn configurations(&self) -> (u64, Vec<Compiled>) {
-        let members = self.members();
-        (members.ceiling, members.configurations.clone())
+        (self.ceiling(), self.members().configurations.clone())
     }
 
     pub(super) fn set(&self, members: Members) {
-        self.ceiling.fetch_max(members.ceiling, Ordering::AcqRel);
-        self.change(|current| {
-            let ceiling = current.ceiling.max(members.ceiling);
-            *current = Members { ceiling, ..members };
-        });
+        self.change(|current| *current = members);
     }
 
-    /// Makes a debt of this many units known, before a key has it. Raised in powers of two, because decisions start over
-    /// when the list of tables changes.
+    /// Makes a quota or a debt of this many units known, before a key has it.
     pub(super) fn raise_ceiling(&self, units: u64) {
-        if units > self.ceiling() {
-            self.raise_ceiling_to(units.next_power_of_two());
-        }
-    }
-
-    fn raise_ceiling_to(&self, units: u64) {
         self.ceiling.fetch_max(units, std::sync::atomic::Ordering::AcqRel);
-        self.change(|members| members.ceiling = members.ceiling.max(units));
     }
 
-    fn ceiling(&self) -> u64 {
+    pub(super) fn ceiling(&self) -> u64 {
         self.ceiling.load(std::sync::atomic::Ordering::Acquire)
     }
 
@@ -201,8 +187,14 @@ impl Family {
         (Members::clone(&current), Frozen(self.clone()))
     }
 
+    /// Adds a table, unless the list is about to be replaced.
     pub(super) fn add(&self, member: Member) {
-        self.change(|members| members.tables.push(member));
+        // Read with the lock held.
+        self.change(|members| {
+            if !self.is_frozen.load(Ordering::Relaxed) {
+                members.tables.push(member);
+            }
+        });
     }
 
     /// Returns the members, if there are several tables.
@@ -225,13 +217,13 @@ impl Family {
         let is_frozen = || self.is_frozen.load(Ordering::Relaxed);
         let changes = {
             let members = self.members.lock();
-            !is_frozen() && members.changes_at(now)
+            !is_frozen() && members.changes_at(now, self.ceiling())
         };
         if changes {
             // It may have been frozen in the meantime. Read and written with the lock held.
             self.change(|members| {
                 if !is_frozen() {
-                    members.retire(now);
+                    members.retire(now, self.ceiling());
                 }
             });
         }
@@ -250,12 +242,12 @@ impl Drop for Frozen {
 
 impl Members {
     /// Returns whether a table has become unused since the last call, or can be dropped.
-    fn changes_at(&self, now: u64) -> bool {
-        self.tables.iter().any(|member| match (member.debts_are_paid(now, self.ceiling), member.retired_at) {
+    fn changes_at(&self, now: u64, ceiling: u64) -> bool {
+        self.tables.iter().any(|member| match (member.debts_are_paid(now, ceiling), member.retired_at) {
             (Some(are_paid), _) => are_paid,
             (None, None) => !member.is_in_use(),
             (None, Some(since)) => {
-                member.is_in_use() || now >= since.saturating_add(member.algorithm.settles_within(self.ceiling))
+                member.is_in_use() || now >= since.saturating_add(member.algorithm.settles_within(ceiling))
             }
         })
     }
@@ -269,8 +261,7 @@ impl Members {
     }
 
     /// Marks tables that are no longer used, and drops those whose keys are all at rest.
-    pub(super) fn retire(&mut self, now: u64) {
-        let ceiling = self.ceiling;
+    pub(super) fn retire(&mut self, now: u64, ceiling: u64) {
         self.retain(|member| {
             if let Some(are_paid) = member.debts_are_paid(now, ceiling) {
                 return !are_paid;
@@ -352,17 +343,28 @@ impl<'a> FamilyView<'a> {
             return Ok(None);
         }
         let (copy, fit) = self.copy(holds, members, &location, fingerprint, now)?;
-        if let Some(place) = self.stays(members, &location, fit) {
+        if let Some(place) = self.stays(&location, fit) {
             return self.decide_there(holds, members, place, hit, now, mode).map(Some);
         }
         if fit == Fit::Cut
             && let KeyLocation::There(member, slot_ref) = &location
         {
-            // The table has no room for a debt of former limits. It stays where it is, and the key is decided on by it.
-            let (wide, cells) = (self.algorithm.wide(), holds.cells(&member.table, *slot_ref));
+            // A debt of other limits that has no room here. It moves to the table for debts, or else it stays where it is, and
+            // the key is decided on by it.
+            let wide = self.algorithm.wide();
             let copy = Converted::of(&wide, &self.table.spill);
-            let _ = wide.convert(&copy, &member.algorithm, &cells, now);
+            let _ = wide.convert(&copy, &member.algorithm, &holds.cells(&member.table, *slot_ref), now);
             let verdict = with_algorithm!(&wide, algorithm => algorithm.decide(&copy, now, cost).verdict);
+            if mode == Mode::Peek || cost == 0 {
+                return Ok(Some(verdict));
+            }
+            let converts = match verdict.is_allowed() {
+                true => mode.writes(&verdict),
+                false => self.is_replaced_by_this(members, &location),
+            };
+            if converts && self.move_debtor(holds, members, (member, *slot_ref), fingerprint, now)? {
+                return Err(Busy::Held);
+            }
             if !verdict.is_allowed() {
                 note_step_back(holds, &location, now);
                 return Ok(Some(verdict));
@@ -446,10 +448,15 @@ impl<'a> FamilyView<'a> {
             return Ok(Some(here(slot_ref)));
         }
         let (copy, fit) = self.copy(holds, members, &location, fingerprint, now)?;
-        if let Some(place) = self.stays(members, &location, fit) {
+        if let Some(place) = self.stays(&location, fit) {
             self.family.charges_debtor(members, place.member, now)?;
             let HeldDebtor { member, algorithm, slot_ref } = place;
             return Ok(Some(HeldSlot { table: &member.table, algorithm: Cow::Owned(algorithm), slot_ref }));
+        }
+        if let (Fit::Cut, KeyLocation::There(member, slot_ref)) = (fit, &location)
+            && self.move_debtor(holds, members, (member, *slot_ref), fingerprint, now)?
+        {
+            return Err(Busy::Held);
         }
         let slot_ref = match fit {
             Fit::Whole => self.claim_slot(holds, members, &location, fingerprint, now)?,
@@ -604,7 +611,7 @@ impl<'a> FamilyView<'a> {
                     // A bucket has room for every debt up to the ceiling.
                     let units = member.algorithm.spent(&cells, now).units;
                     if units > self.family.ceiling() {
-                        self.family.raise_ceiling_to(units);
+                        self.family.raise_ceiling(units);
                         return Err(Busy::Held);
                     }
                 }

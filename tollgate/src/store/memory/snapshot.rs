@@ -64,7 +64,7 @@ impl MemoryStore {
             let is_first = families.insert(Arc::as_ptr(family).addr());
             let former = members.tables.iter().filter(|member| !in_use.contains(&Arc::as_ptr(&member.table).addr()));
             let former = former.filter(|_| is_first).map(|member| (member.table.clone(), member.algorithm.clone()));
-            sections.push(Section { limit, ceiling: members.ceiling, table, family, former: former.collect() });
+            sections.push(Section { limit, ceiling: family.ceiling(), table, family, former: former.collect() });
         }
         sections
     }
@@ -226,8 +226,6 @@ impl tables::Families {
     fn raise(&self, limit: &Limit, ceiling: u64) {
         let mut known = self.0.lock();
         let family = known.entry(tables::name_of(limit)).or_insert_with(|| Arc::new(Family::new()));
-        let mut members = super::Members::clone(&family.members());
-        members.ceiling = members.ceiling.max(ceiling);
-        family.set(members);
+        family.raise_ceiling(ceiling);
     }
 }

@@ -51,6 +51,8 @@ type Owner = (Arc<Family>, Arc<Usage>);
 struct PlannedMembers {
     family: Arc<Family>,
     members: Members,
+    /// The largest quota that the limit will have had.
+    ceiling: u64,
     by_meaning: ByMeaning,
     frozen: Frozen,
 }
@@ -91,15 +93,15 @@ pub(super) fn choose(
         let draft = planned.entry(name.clone()).or_insert_with(|| {
             let family = known.get(&name).cloned().unwrap_or_else(|| Arc::new(Family::new()));
             let (members, frozen) = family.freeze();
-            PlannedMembers { family, members, by_meaning: ByMeaning::default(), frozen }
+            let ceiling = family.ceiling();
+            PlannedMembers { family, members, ceiling, by_meaning: ByMeaning::default(), frozen }
         });
-        draft.members.ceiling = draft.members.ceiling.max(limit.quota());
+        draft.ceiling = draft.ceiling.max(limit.quota());
     }
-    for PlannedMembers { family, members, by_meaning, .. } in planned.values_mut() {
-        members.retire(now);
-        let ceiling = members.ceiling;
+    for PlannedMembers { family, members, ceiling, by_meaning, .. } in planned.values_mut() {
+        members.retire(now, *ceiling);
         for member in &mut members.tables {
-            member.algorithm = member.algorithm.raised_to(ceiling).watching_ceiling(&family.ceiling);
+            member.algorithm = member.algorithm.raised_to(*ceiling).watching_ceiling(&family.ceiling);
         }
         *by_meaning = ByMeaning::of(members);
     }
@@ -112,9 +114,9 @@ pub(super) fn choose(
     let of_limits = if has_bans { budget.keeping_one_in(KEPT_FOR_BANS) } else { budget.clone() };
     for index in order {
         let found = planned.get_mut(&name_of(&limits[index]));
-        let Some(PlannedMembers { family, members, by_meaning, .. }) = found else { continue };
-        let compiled = limits[index].compiled().with_ceiling(members.ceiling).watching_ceiling(&family.ceiling);
-        let (compiled, table, usage) = match members.shared_by(&compiled, by_meaning.positions(&compiled)) {
+        let Some(PlannedMembers { family, members, ceiling, by_meaning, .. }) = found else { continue };
+        let compiled = limits[index].compiled().with_ceiling(*ceiling).watching_ceiling(&family.ceiling);
+        let (compiled, table, usage) = match members.shared_by(&compiled, by_meaning.positions(&compiled), *ceiling) {
             Some(shared) => shared,
             None => {
                 let layout = Layout::new(compiled.words(), compiled.free_bits());
@@ -136,7 +138,8 @@ pub(super) fn choose(
         limits[index] = limits[index].with_compiled(compiled);
         tables[index] = Some((table, (family.clone(), usage)));
     }
-    for (name, PlannedMembers { family, members, frozen, .. }) in planned {
+    for (name, PlannedMembers { family, members, ceiling, frozen, .. }) in planned {
+        family.raise_ceiling(ceiling);
         family.set(members);
         drop(frozen);
         merge_retired(&family, now);
@@ -160,8 +163,12 @@ fn too_little(budget: &Budget, limits: usize) -> InvalidLimit {
 impl Members {
     /// Returns a table whose words have the same meaning, and the configuration in its layout. The tables of this meaning
     /// are at these positions.
-    fn shared_by(&mut self, compiled: &Compiled, positions: &[usize]) -> Option<(Compiled, Arc<Table>, Arc<Usage>)> {
-        let ceiling = self.ceiling;
+    fn shared_by(
+        &mut self,
+        compiled: &Compiled,
+        positions: &[usize],
+        ceiling: u64,
+    ) -> Option<(Compiled, Arc<Table>, Arc<Usage>)> {
         // The newest first: it may have replaced an older one of the same meaning. Tables for debts are wide, and slower.
         positions.iter().rev().find_map(|position| {
             let member = self.tables.get_mut(*position).filter(|member| member.debts_until.is_none())?;
