@@ -94,6 +94,20 @@ struct State {
 }
 
 impl State {
+    fn first(rules: RuleSet, store: Store) -> Self {
+        let in_flight = InFlight::after(&rules, None);
+        Self {
+            rules,
+            store,
+            in_flight,
+            bans: None,
+            #[cfg(feature = "file")]
+            reservations: Arc::default(),
+            #[cfg(feature = "file")]
+            limited: None,
+        }
+    }
+
     /// Returns the state that replaces `before`. Requests in flight stay counted.
     fn after(before: &Self, rules: RuleSet, store: Store) -> Self {
         let in_flight = InFlight::after(&rules, Some((&before.rules, &before.in_flight)));
@@ -143,18 +157,11 @@ impl Gate {
     }
 
     fn with_store(rules: RuleSet, store: Store) -> Self {
-        let in_flight = InFlight::after(&rules, None);
-        let state = ArcSwap::from_pointee(State {
-            rules,
-            store,
-            in_flight,
-            bans: None,
-            #[cfg(feature = "file")]
-            reservations: Arc::default(),
-            #[cfg(feature = "file")]
-            limited: None,
-        });
-        Self(Arc::new(Inner { state, changing: Mutex::new(()) }))
+        Self::of(State::first(rules, store))
+    }
+
+    fn of(state: State) -> Self {
+        Self(Arc::new(Inner { state: ArcSwap::from_pointee(state), changing: Mutex::new(()) }))
     }
 
     /// Replaces the state by one that is made of it, while no other change is made.
@@ -229,12 +236,25 @@ impl Gate {
         settings: LimiterBuilder,
         snapshot: impl Read,
     ) -> Result<(Self, Restored), RestoreError> {
-        let (limiter, restored) = settings.limits(rules.limit_set()).restore(snapshot)?;
-        Ok((Self::with_store(rules, Store::of(limiter)), restored))
+        let (limiter, restored, attachment) = settings.limits(rules.limit_set()).restore_attached(snapshot)?;
+        #[cfg(feature = "file")]
+        let reservations = Reservations::taken_over(&attachment.bytes, attachment.from_wall, &limiter)
+            .map_err(|_| RestoreError::corrupt())?;
+        #[cfg(not(feature = "file"))]
+        drop(attachment);
+        let state = State {
+            #[cfg(feature = "file")]
+            reservations: Arc::new(reservations),
+            ..State::first(rules, Store::of(limiter))
+        };
+        Ok((Self::of(state), restored))
     }
 
     /// Writes the state of all keys and returns their number; see [`Limiter::snapshot`](crate::Limiter::snapshot).
     /// Returns `None` and writes nothing if the keys are on Redis, which persists them itself.
+    ///
+    /// Open [reservations](Self::reserve_by_name) are not included: they could be settled after this call. Their units stay
+    /// taken. See [`last_snapshot`](Self::last_snapshot) and [`offer_snapshot`](Self::offer_snapshot).
     ///
     /// # Errors
     ///

@@ -518,6 +518,19 @@ impl Limiter {
         }
     }
 
+    /// Returns whether the key of a hit has less than its whole quota.
+    #[cfg(feature = "file")]
+    pub(crate) fn has_spent(&self, hit: HashedHit) -> bool {
+        let state = self.peek_hits(&[HashedHit { cost: 0, ..hit }], self.now());
+        state.remaining() < state.quota()
+    }
+
+    /// Returns the microseconds that the wall clock is ahead.
+    #[cfg(feature = "file")]
+    pub(crate) fn wall_offset(&self) -> i64 {
+        self.0.clock.wall_offset_micros()
+    }
+
     /// Gives back the units that a hit took at `at`. `wall_offset` is that of the decision.
     #[cfg(feature = "redis")]
     pub(crate) fn give_back_hit(&self, hit: Hit<'_>, at: Timestamp, wall_offset: i64) {
@@ -567,7 +580,12 @@ impl Limiter {
 
     /// Records the charges of an allowed decision as open until then, or until the result is dropped.
     pub(crate) fn open(&self, hits: &[HashedHit], decision: &Decision, until: Timestamp) -> Held {
-        let at = decision.at.as_micros();
+        self.open_at(hits, decision.at, until)
+    }
+
+    /// Records charges that were made at `at` as open.
+    pub(crate) fn open_at(&self, hits: &[HashedHit], at: Timestamp, until: Timestamp) -> Held {
+        let at = at.as_micros();
         let open = |hit: &HashedHit| match hit.cost {
             0 => None,
             cost => self.0.open.open(self.open_key(*hit), Charge { at, cost }, until.as_micros()),
@@ -576,7 +594,7 @@ impl Limiter {
     }
 
     /// Identifies a key of a limit among open charges. Variants of a limit share their keys.
-    fn open_key(&self, hit: HashedHit) -> u64 {
+    pub(crate) fn open_key(&self, hit: HashedHit) -> u64 {
         let family = self.0.store.identity(hit.limit).unwrap_or_default() as u64;
         hit.fingerprint.rotate_left(32) ^ family.wrapping_mul(0x9e37_79b9_7f4a_7c15)
     }

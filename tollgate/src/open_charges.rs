@@ -102,6 +102,12 @@ impl OpenCharges {
         }
     }
 
+    #[cfg(feature = "file")]
+    fn has(&self, OpenId { key, id }: OpenId) -> bool {
+        let shard = self.shard(key).lock().unwrap_or_else(PoisonError::into_inner);
+        shard.get(&key).is_some_and(|open| open.iter().any(|one| one.id == id))
+    }
+
     /// Returns the open charges of a key at `now`, the earliest deadline first.
     pub(crate) fn of(&self, key: u64, now: u64) -> SmallVec<[OpenCharge; 8]> {
         let shard = self.shard(key).lock().unwrap_or_else(PoisonError::into_inner);
@@ -132,6 +138,19 @@ impl Held {
     /// Ends the open charge of one hit. Returns `false` if a reset of the key has ended it: nothing of it counts any more.
     pub(crate) fn close(&self, hit: usize) -> bool {
         self.each.get(hit).copied().flatten().is_none_or(|id| self.of.close(id))
+    }
+
+    /// Returns whether all open charges are of this key.
+    #[cfg(feature = "file")]
+    pub(crate) fn is_of(&self, key: u64) -> bool {
+        self.each.iter().flatten().all(|id| id.key == key)
+    }
+
+    /// Returns `false` if resets have ended all open charges.
+    #[cfg(feature = "file")]
+    pub(crate) fn is_open(&self) -> bool {
+        let mut open = self.each.iter().flatten();
+        open.clone().next().is_none() || open.any(|id| self.of.has(*id))
     }
 
     /// Ends all open charges. Returns `false` if resets have ended them before.

@@ -185,7 +185,7 @@ fn files_of_others_and_of_other_versions_are_named_so() {
     let mut other_version = snapshot(&Limiter::new(limit(FixedWindow::new(10, MINUTE))));
     other_version[8] = 9;
     insta::assert_snapshot!(error(b"limits:\n  - name: per-user\n"), @"the input is not a Tollgate snapshot: use another file, or start without it");
-    insta::assert_snapshot!(error(&other_version), @"the snapshot has format 9, and this version of Tollgate reads format 1: delete it, or use the version that wrote it");
+    insta::assert_snapshot!(error(&other_version), @"the snapshot has format 9, and this version of Tollgate reads formats 1 to 2: delete it, or use the version that wrote it");
     insta::assert_snapshot!(error(b"tollgate"), @"the snapshot is truncated: restore a copy, or start without it");
     insta::assert_snapshot!(error(b""), @"the snapshot is truncated: restore a copy, or start without it");
 }

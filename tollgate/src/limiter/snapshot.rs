@@ -23,15 +23,20 @@ use crate::units::Timestamp;
 
 const MAGIC: [u8; 8] = *b"tollgate";
 /// Format version. Raise it with every change of the format.
-const VERSION: u8 = 1;
-/// Tags: the end of the snapshot, the keys of another limit, or a key.
+const VERSION: u8 = 2;
+/// The oldest format that is read. It has no attachment.
+const OLDEST_VERSION: u8 = 1;
+/// Tags: the end of the snapshot, the keys of another limit, a key, or the attachment.
 const END: u64 = 0;
 const SECTION: u64 = 1;
 const KEY: u64 = 2;
+const ATTACHMENT: u64 = 3;
 /// Bounds on what a file may claim: limits with their variants, the length of a name, and the entries of a key.
 const MAX_SECTIONS: u64 = 1 << 20;
 const MAX_NAME: usize = 1 << 16;
 const MAX_ENTRIES: u64 = 1 << 24;
+/// The longest attachment: as many open reservations as there may be, of limits with the longest names.
+const MAX_ATTACHMENT: usize = 1 << 29;
 
 /// The result of restoring a snapshot: see [`LimiterBuilder::restore`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,7 +73,7 @@ impl RestoreError {
         }
     }
 
-    fn corrupt() -> Self {
+    pub(crate) fn corrupt() -> Self {
         Self::Unusable("the snapshot is damaged: restore a copy, or start without it".into())
     }
 }
@@ -104,7 +109,8 @@ impl Limiter {
     ///
     /// It writes about 10 to 30 bytes per key that does not have its whole quota, and needs little memory. Other
     /// threads can decide at the same time; their charges may be missing from the snapshot. Quota that keys share
-    /// because the [memory](LimiterBuilder::max_memory) is full is not included, nor are requests in flight.
+    /// because the [memory](LimiterBuilder::max_memory) is full is not included, nor are requests in flight and open
+    /// reservations, whose units stay taken.
     ///
     /// The snapshot does not contain keys, but it contains the secret that they are hashed with. A reader of the file
     /// can test whether a certain key is in it and can find keys that collide: protect it like a password.
@@ -127,13 +133,21 @@ impl Limiter {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn snapshot(&self, out: impl Write) -> io::Result<u64> {
+        self.snapshot_with(out, |_| Vec::new())
+    }
+
+    /// Writes a snapshot with an attachment, which is made before the keys are read. `attach` gets the offset of the wall clock.
+    pub(crate) fn snapshot_with(&self, out: impl Write, attach: impl FnOnce(i64) -> Vec<u8>) -> io::Result<u64> {
         let Inner { limits, store, clock, .. } = &*self.0;
-        let (now, wall_offset) = (self.now(), clock.wall_offset_micros());
+        let wall_offset = clock.wall_offset_micros();
+        let attachment = attach(wall_offset);
+        let now = self.now();
         let written_at = now.offset_by(wall_offset);
         let sections = store.sections(limits);
         let mut out = Encoder::new(out);
         out.bytes(&MAGIC)?;
-        out.bytes(&[VERSION])?;
+        // Without an attachment, older versions can read it.
+        out.bytes(&[if attachment.is_empty() { OLDEST_VERSION } else { VERSION }])?;
         out.number(written_at.as_micros())?;
         store.seed().into_iter().try_for_each(|word| out.word(word))?;
         out.number(sections.len() as u64)?;
@@ -152,6 +166,11 @@ impl Limiter {
                 keys += 1;
                 write_key(&mut out, fingerprint, record)
             })?;
+        }
+        if !attachment.is_empty() {
+            out.number(ATTACHMENT)?;
+            out.number(attachment.len() as u64)?;
+            out.bytes(&attachment)?;
         }
         out.number(END)?;
         out.finish()?;
@@ -183,6 +202,11 @@ impl LimiterBuilder {
     /// The same as [`build`](Self::build), and if the snapshot cannot be read or used. To start without it, call
     /// [`build`](Self::build): every key then has its full quota.
     pub fn restore(self, snapshot: impl Read) -> Result<(Limiter, Restored), RestoreError> {
+        self.restore_attached(snapshot).map(|(limiter, restored, _)| (limiter, restored))
+    }
+
+    /// Builds a limiter from a snapshot, and returns the attachment of the snapshot.
+    pub(crate) fn restore_attached(self, snapshot: impl Read) -> Result<(Limiter, Restored, Attachment), RestoreError> {
         let Checked { mut limits, base_count, generation } = self.limits.checked()?;
         let wanted = limits.clone();
         let clock = self.clock.or_else(TimeSource::system).ok_or_else(super::builder::no_clock)?;
@@ -210,7 +234,7 @@ impl LimiterBuilder {
         let shift = wall_offset.get().saturating_neg().saturating_sub_unsigned(ahead);
         let recorded = RecordedAt { now: written_at.offset_by(shift).as_micros(), shift };
         let mut restored = Restored { keys: 0, left_out: 0, written_at };
-        read_keys(&mut input, sections.len(), |section, fingerprint, record| {
+        let attachment = read_keys(&mut input, sections.len(), |section, fingerprint, record| {
             let limit = LimitId::new(section, generation);
             match store.restore(&recorded_by, (limit, fingerprint), record, recorded, now) {
                 true => restored.keys += 1,
@@ -221,8 +245,17 @@ impl LimiterBuilder {
         limits.iter_mut().for_each(|limit| limit.follow_wall_clock(&wall_offset));
         let store = store.successor(&mut limits, now).map_err(too_little)?;
         let (limits, open) = (limits.into(), Arc::default());
-        Ok((Limiter(Arc::new(Inner { limits, base_count, generation, store, clock, open })), restored))
+        let limiter = Limiter(Arc::new(Inner { limits, base_count, generation, store, clock, open }));
+        Ok((limiter, restored, Attachment { bytes: attachment, from_wall: shift }))
     }
+}
+
+/// What a snapshot contains beside the keys.
+#[cfg_attr(not(feature = "file"), expect(dead_code, reason = "only reservations of the decision service are attached"))]
+pub(crate) struct Attachment {
+    pub(crate) bytes: Vec<u8>,
+    /// Added to a time of the wall clock in the snapshot for that of the limiter.
+    pub(crate) from_wall: i64,
 }
 
 /// The header of a snapshot.
@@ -241,9 +274,10 @@ impl Head {
             ));
         }
         let [version] = input.bytes()?;
-        if version != VERSION {
-            let problem =
-                format!("the snapshot has format {version}, and this version of Tollgate reads format {VERSION}");
+        if !(OLDEST_VERSION..=VERSION).contains(&version) {
+            let problem = format!(
+                "the snapshot has format {version}, and this version of Tollgate reads formats {OLDEST_VERSION} to {VERSION}"
+            );
             return Err(RestoreError::Unusable(format!("{problem}: delete it, or use the version that wrote it")));
         }
         let written_at = Timestamp::from_micros(input.number()?);
@@ -260,17 +294,18 @@ impl Head {
     }
 }
 
-/// Calls `see` with every key and the position of its section.
+/// Calls `see` with every key and the position of its section. Returns the attachment.
 fn read_keys(
     input: &mut Decoder<impl Read>,
     sections: usize,
     mut see: impl FnMut(u32, u64, &[(u64, u64)]),
-) -> Result<(), RestoreError> {
-    let mut section = None;
+) -> Result<Vec<u8>, RestoreError> {
+    let (mut section, mut attachment) = (None, Vec::new());
     let mut record = Record::new();
     loop {
         match input.number()? {
-            END => return Ok(()),
+            END => return Ok(attachment),
+            ATTACHMENT => attachment = input.sized(MAX_ATTACHMENT)?,
             SECTION => {
                 let index = u32::try_from(input.number()?).ok().filter(|index| (*index as usize) < sections);
                 section = Some(index.ok_or_else(RestoreError::corrupt)?);
@@ -381,11 +416,20 @@ impl<R: Read> Decoder<R> {
 
     /// Reads a text of at most `max` bytes.
     fn text(&mut self, max: usize) -> Result<String, RestoreError> {
+        String::from_utf8(self.sized(max)?).map_err(|_| RestoreError::corrupt())
+    }
+
+    /// Reads at most `max` bytes, after their number.
+    fn sized(&mut self, max: usize) -> Result<Vec<u8>, RestoreError> {
         let len = usize::try_from(self.number()?).ok().filter(|len| *len <= max).ok_or_else(RestoreError::corrupt)?;
-        let mut bytes = vec![0; len];
-        self.input.read_exact(&mut bytes).map_err(RestoreError::of_read)?;
+        let mut bytes = Vec::new();
+        // A damaged length takes no more memory than there is input.
+        self.input.by_ref().take(len as u64).read_to_end(&mut bytes).map_err(RestoreError::of_read)?;
+        if bytes.len() < len {
+            return Err(RestoreError::of_read(io::ErrorKind::UnexpectedEof.into()));
+        }
         self.checksum.add(&bytes);
-        String::from_utf8(bytes).map_err(|_| RestoreError::corrupt())
+        Ok(bytes)
     }
 
     /// Checks the checksum, and that nothing follows it.

@@ -9,6 +9,8 @@ mod changes;
 mod checks;
 mod counting_after;
 mod each_limit;
+#[cfg(feature = "file")]
+mod handed_over;
 mod hosts;
 mod in_flight;
 mod joint_checks;

@@ -189,3 +189,48 @@ fn memory_and_redis_agree_on_reservations() {
         panic!("{error}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reservation_whose_limit_is_gone_says_so_and_stays_open() {
+    let server = RedisServer::start();
+    let clock = ManualClock::at(Timestamp::from_micros(START));
+    let renamed = || {
+        let limit = Limit::new("renamed", FixedWindow::new(100, HOUR)).expect("valid");
+        RuleSet::builder().rule(Rule::new(limit).key(KeyPart::header("x-user-id"))).build().expect("built")
+    };
+    let fixed = || rules(FixedWindow::new(100, HOUR));
+    let memory = Gate::with_limiter(fixed(), Limiter::builder().clock(clock.clone())).expect("built");
+    for gate in [on_redis(&server, fixed(), Some(&clock)).await, memory] {
+        let token = reserve(&gate, 80, MINUTE).await.expect("allowed");
+        gate.replace(renamed()).expect("replaced");
+        for _ in 0..2 {
+            let removed = Err(ReservationError::LimitRemoved { limit: "per-user".to_owned() });
+            assert_eq!(gate.settle_token(&token, 0).await, removed);
+        }
+        gate.replace(fixed()).expect("replaced");
+        assert_eq!(left(&gate).await, 20);
+        assert_eq!(gate.settle_token(&token, 30).await, Ok(Settlement::Settled));
+        assert_eq!(left(&gate).await, 70);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gate_that_moves_to_another_store_knows_no_reservation_of_the_one_before() {
+    let (server, other) = (RedisServer::start(), RedisServer::start());
+    let fixed = || rules(FixedWindow::new(100, LONG_WINDOW));
+    let gate = Gate::in_memory(fixed()).expect("built");
+    let mut tokens = Vec::new();
+    for store in [Some(&server), Some(&other), None] {
+        tokens.push(reserve(&gate, 10, MINUTE).await.expect("allowed"));
+        let next = match store {
+            Some(server) => on_redis(server, fixed(), None).await,
+            None => Gate::in_memory(fixed()).expect("built"),
+        };
+        gate.adopt(&next);
+        for token in &tokens {
+            assert_eq!(gate.settle_token(token, 0).await, Err(ReservationError::Foreign));
+        }
+    }
+    gate.adopt(&on_redis(&server, fixed(), None).await);
+    assert_eq!(gate.settle_token(&tokens[1], 0).await, Ok(Settlement::Settled), "it is back on its store");
+}
