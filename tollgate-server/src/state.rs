@@ -4,6 +4,9 @@
 //! write access early; every few seconds, to bound the loss of a crash; and at the end, after the last request. A new
 //! file replaces the old one atomically, so the file is always complete.
 //!
+//! Only the file of the end contains the open reservations, because this process could settle those in an earlier one. The
+//! next process replaces it before it settles any. So each is settled once, and if a process dies, they keep their cost.
+//!
 //! Deliberately not here: the format of the file, which belongs to the library.
 
 use std::io::{self, BufReader};
@@ -119,13 +122,27 @@ impl StateFile {
     }
 
     /// Replaces the file with the current counts. Writes nothing if a reload has moved the store to Redis.
-    fn write(&self, gate: &Gate) -> io::Result<()> {
+    fn write(&self, gate: &Gate, moment: Moment) -> io::Result<()> {
         if gate.redis().is_some() {
             return Ok(());
         }
         // A reload may just have moved the store.
-        atomic_file::replace(&self.path, |file| Ok(gate.snapshot(file)?.is_some()))
+        atomic_file::replace(&self.path, |file| {
+            let keys = match moment {
+                Moment::WhileServing => gate.snapshot(file)?,
+                Moment::AtTheEnd => gate.last_snapshot(file)?,
+            };
+            Ok(keys.is_some())
+        })
     }
+}
+
+/// When the file is written.
+#[derive(Clone, Copy)]
+enum Moment {
+    WhileServing,
+    /// After the last request.
+    AtTheEnd,
 }
 
 /// Opens a gate with the counts of the process that this one takes over from.
@@ -162,7 +179,9 @@ enum Command {
 impl StateWriter {
     /// Writes the file once, and then after every pause.
     pub(crate) fn start(state: StateFile, gate: Gate, pause: Duration) -> Result<Self, StateError> {
-        state.write(&gate).map_err(|source| StateError::Write { path: state.path.clone(), source })?;
+        state
+            .write(&gate, Moment::WhileServing)
+            .map_err(|source| StateError::Write { path: state.path.clone(), source })?;
         Self::spawn(move |commands| run_writer(commands, &state, &gate, (pause, pause)))
     }
 
@@ -225,7 +244,7 @@ fn run_writer(
             Err(RecvTimeoutError::Disconnected) => true,
         };
         let began = Instant::now();
-        let written = state.write(gate);
+        let written = state.write(gate, if is_over { Moment::AtTheEnd } else { Moment::WhileServing });
         next = pause.max(began.elapsed() * PAUSE_FACTOR);
         match (&written, has_failed || is_over) {
             (Err(source), _) if is_over || !has_failed => {

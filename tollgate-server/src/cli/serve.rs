@@ -167,10 +167,11 @@ pub(super) async fn run(arguments: Arguments, passed: PassedSockets) -> Result<(
         }
         None => None,
     };
-    listeners.start(waiting);
+    // Before the service starts: the file may contain reservations, which this process settles from then on.
     let pause = Duration::from_secs(state_interval);
     let writer = if predecessor.is_some() { StateWriter::wait } else { StateWriter::start };
     let mut state = state.map(|state| writer(state, gate.clone(), pause)).transpose().map_err(Error::State)?;
+    listeners.start(waiting);
     readiness.set_started(gateway.clone());
     // Installed before the line below is printed, so that its reader can already signal the server.
     let shutdown = shutdown::signal().map_err(Error::Runtime)?;
@@ -178,7 +179,7 @@ pub(super) async fn run(arguments: Arguments, passed: PassedSockets) -> Result<(
     let hangup = Hangup::listen().map_err(Error::Runtime)?;
     // Nothing after this may end the process: the other one serves no more.
     if let Some(predecessor) = predecessor {
-        predecessor.take_over(&passed);
+        gate.accept_reservations(&predecessor.take_over(&passed));
         if let Some(state) = &state {
             state.begin();
         }

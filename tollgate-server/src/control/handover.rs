@@ -80,7 +80,10 @@ impl Handover {
         if self.successor.blocking_send(Successor { process, used, released }).is_ok() {
             _ = is_released.blocking_recv();
         }
+        // From now on, the new process settles the open reservations. A failure leaves them with their cost.
+        let reservations = self.gate.release_reservations();
         channel.send(&Reply::Done(String::new()))?;
+        channel.send_bytes(&reservations)?;
         if let Some(restart) = &*turns.restart.lock().unwrap_or_else(PoisonError::into_inner) {
             // A restart may have waited long enough already.
             _ = restart.send(RestartEvent::TookOver);
@@ -118,7 +121,7 @@ impl Handover {
         let write = move || {
             let mut writer = BufWriter::new(writer);
             // The new process reports counts that are not complete.
-            _ = gate.snapshot(&mut writer).and_then(|_| writer.flush());
+            _ = gate.offer_snapshot(&mut writer).and_then(|_| writer.flush());
         };
         std::thread::Builder::new().name("hand-over".into()).spawn(write).map(|_| ())
     }

@@ -63,8 +63,8 @@ impl Predecessor {
     }
 
     /// Reports that this process serves. Returns when the other one has stopped accepting connections and writing its
-    /// files. This process serves in any case, so a failure is only logged.
-    pub(crate) fn take_over(mut self, passed: &PassedSockets) {
+    /// files, with the reservations that it has released. This process serves in any case, so a failure is only logged.
+    pub(crate) fn take_over(mut self, passed: &PassedSockets) -> Vec<u8> {
         passed.close_unused();
         let ready = Ready { used: passed.used() };
         let released = self
@@ -76,12 +76,15 @@ impl Predecessor {
         match released {
             Ok(Reply::Done(_)) => {
                 notice::log(format_args!("took over from process{process}, which finishes its requests"));
+                // An older version sends none.
+                return self.channel.receive_bytes().unwrap_or_default();
             }
             Ok(_) => notice::warn(format_args!("process{process} has not confirmed that this one takes over")),
             Err(error) => notice::warn(format_args!(
                 "process{process} has not confirmed that this one takes over: {error}: end it if it still runs"
             )),
         }
+        Vec::new()
     }
 }
 

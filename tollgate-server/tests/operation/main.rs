@@ -9,6 +9,7 @@ mod admin_fleet;
 mod deployment;
 mod metrics;
 mod monitoring;
+mod reservations;
 mod restart;
 mod restart_load;
 mod service_manager;

@@ -128,6 +128,8 @@ fn refusal(error: &ReservationError) -> ErrorBody {
         ReservationError::Store(error) => return ErrorBody::store_unavailable(error),
         ReservationError::Invalid => (StatusCode::BAD_REQUEST, "invalid_reservation"),
         ReservationError::Foreign => (StatusCode::NOT_FOUND, "unknown_reservation"),
+        ReservationError::HandedOver => (StatusCode::SERVICE_UNAVAILABLE, "reservation_handed_over"),
+        ReservationError::LimitRemoved { .. } => (StatusCode::NOT_FOUND, "limit_removed"),
         ReservationError::TooLong => (StatusCode::BAD_REQUEST, "invalid_request"),
         ReservationError::TooMany => (StatusCode::SERVICE_UNAVAILABLE, "too_many_reservations"),
         _ => (StatusCode::SERVICE_UNAVAILABLE, "no_reservation"),
