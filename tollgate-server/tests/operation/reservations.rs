@@ -2,14 +2,17 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::sync::{Mutex, mpsc};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use testkit::folder::{folder, folder_with};
+use testkit::gateway::site;
 use testkit::http1::{Connection, Response};
 use testkit::redis::Sentinels;
 use testkit::service::{Server, served};
 use testkit::tollgate::RULES;
+use testkit::upstream::Raw;
 use testkit::wait::wait_until;
 
 const LIMITS: &str =
@@ -86,6 +89,38 @@ fn a_new_process_with_the_same_state_file_settles_them_too() {
     let shared = folder();
     let state = shared.path().join("state");
     take_over(&shared, &["--state", state.to_str().expect("the path is UTF-8"), "--state-interval", "1"]);
+}
+
+/// The old process settles its requests under way in its own memory. In the new one, the estimate stays taken.
+#[test]
+fn requests_under_way_keep_their_estimate_in_the_new_process() {
+    let (answer, may_answer) = mpsc::channel::<()>();
+    let (arrived, has_arrived) = mpsc::channel::<()>();
+    let may_answer = Mutex::new(may_answer);
+    let upstream = Raw::start(move |conversation| {
+        _ = conversation.request();
+        arrived.send(()).expect("the test waits");
+        may_answer.lock().expect("one thread").recv().expect("the test says when");
+        conversation.send("HTTP/1.1 200 OK\r\nx-cost: 1\r\ncontent-length: 0\r\n\r\n");
+    });
+    let limits = "{ name: user, key: 'header:x-user-id', limit: 10, window: 10220d, cost: 8, settle: 'header:x-cost' }";
+    let rules = site("", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], limits);
+    let rules = format!("{rules}service: {{ http: '127.0.0.1:0' }}\n");
+    let shared = folder();
+    let control = shared.path().join("control");
+    let control = control.to_str().expect("the path is UTF-8");
+    let start = || Server::run(folder_with(&[(RULES, &rules)]), &["serve", "--config", RULES, "--control", control]);
+    let old = start();
+    let mut client = Connection::to(old.address_of("gateway"));
+    client.send("GET / HTTP/1.1\r\nhost: h\r\nx-user-id: ann\r\n\r\n");
+    has_arrived.recv().expect("the upstream gets the request");
+    let new = start();
+    new.await_said("took over from process", 1);
+    assert_eq!(left(&mut new.connect()), 2);
+    answer.send(()).expect("the upstream waits");
+    assert_eq!(client.receive().status, 200);
+    assert_eq!(old.wait().code(), Some(0));
+    assert_eq!(left(&mut new.connect()), 2);
 }
 
 fn start_with(state: &Path) -> Server {

@@ -121,6 +121,27 @@ async fn a_reservation_survives_a_reload_and_a_restart_of_its_node() {
     assert!(matches!(node.settle_token(&token, 0).await, Err(ReservationError::Store(_))));
 }
 
+/// A request that was decided before a reload, and is answered afterwards.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_outcome_is_settled_once_after_a_reload() {
+    let server = RedisServer::start();
+    let clock = ManualClock::at(Timestamp::from_micros(START));
+    let fixed = || rules(FixedWindow::new(100, HOUR));
+    let memory = Gate::with_limiter(fixed(), Limiter::builder().clock(clock.clone())).expect("built");
+    for gate in [on_redis(&server, fixed(), Some(&clock)).await, memory] {
+        for actual in [30, 60] {
+            let outcome = gate.check_by_name("per-user", KEY, 40).expect("the rule exists").outcome().await;
+            let before = left(&gate).await;
+            gate.replace(rules(SlidingWindowLog::new(200, HOUR))).expect("replaced");
+            assert_eq!(outcome.settle(actual).await, Settlement::Settled);
+            assert_eq!(outcome.settle(0).await, Settlement::AlreadySettled);
+            gate.replace(fixed()).expect("replaced");
+            let after = left(&gate).await;
+            assert_eq!(after, before + 40 - actual, "{actual}");
+        }
+    }
+}
+
 #[derive(Clone, Debug)]
 enum Op {
     Reserve(u64),
