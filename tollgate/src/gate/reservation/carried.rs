@@ -185,7 +185,36 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{FixedWindow, Limit, MINUTE};
+    use crate::gate::{Gate, State};
+    use crate::rules::{Rule, RuleSet};
+    use crate::{FixedWindow, Limit, MINUTE, ManualClock, Settlement};
+
+    #[tokio::test]
+    async fn units_of_a_key_that_found_no_memory_are_not_given_back() {
+        let clock = ManualClock::at(Timestamp::from_secs(1_700_000_000));
+        let gate = || {
+            let limit = Limit::new("tokens", FixedWindow::new(100, MINUTE)).unwrap();
+            let rules = RuleSet::builder().rule(Rule::new(limit)).build().unwrap();
+            Gate::with_limiter(rules, Limiter::builder().clock(clock.clone()).hash_seed([7; 4])).unwrap()
+        };
+        let before = gate();
+        let reserved = before.reserve_by_name("tokens", &[], 80, MINUTE).expect("the rule exists").await.unwrap();
+        let carried = before.0.state.load().reservations.carried(Carrying::Released, 0);
+        let after = gate();
+        after.change(|state| {
+            let limiter = state.store.in_memory().expect("it is in memory");
+            let reservations = Reservations::taken_over(&carried, 0, limiter).unwrap();
+            State {
+                reservations: Arc::new(reservations),
+                ..State::after(state, state.rules.clone(), state.store.clone())
+            }
+        });
+        let check = async |cost| after.check_by_name("tokens", &[], cost).expect("the rule exists").outcome().await;
+        assert!(check(90).await.is_allowed());
+        let settled = after.settle_token(&reserved.token.expect("80 of 100 fit"), 0).await;
+        assert_eq!(settled, Ok(Settlement::Settled));
+        assert_eq!(check(0).await.decision().unwrap().remaining(), 10);
+    }
 
     proptest! {
         #[test]
