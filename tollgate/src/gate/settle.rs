@@ -45,13 +45,13 @@ pub(crate) enum CostMistake {
     NotMatched,
 }
 
-/// A hit to settle: its index, its actual cost, whether nobody has settled it before, and its charge if it counts after the
+/// A hit to settle: its index, its actual cost, whether this is its first settlement, and its charge if it counts after the
 /// response.
 type Settling = (usize, u64, bool, Option<Charging>);
 
 impl Outcome {
-    /// Returns why a reported cost settles nothing, if that is a mistake of the handler. A client that is exempt, or a rule
-    /// that is disabled, is none.
+    /// Returns why a reported cost settles nothing, if that is a mistake of the handler. A client that is exempt, and a rule
+    /// that is disabled, are no mistakes.
     #[cfg(feature = "tower")]
     pub(crate) fn mistake_in(&self, reported: &ReportedCost<'_>) -> Option<CostMistake> {
         let rules = &self.state.rules;
