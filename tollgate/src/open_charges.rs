@@ -108,6 +108,12 @@ impl OpenCharges {
         shard.get(&key).is_some_and(|open| open.iter().any(|one| one.id == id))
     }
 
+    /// Returns whether a key has open charges, or some that have ended at their deadline.
+    #[cfg(feature = "redis")]
+    pub(crate) fn has_any(&self, key: u64) -> bool {
+        !self.is_empty() && self.shard(key).lock().unwrap_or_else(PoisonError::into_inner).contains_key(&key)
+    }
+
     /// Returns the open charges of a key at `now`, the earliest deadline first.
     pub(crate) fn of(&self, key: u64, now: u64) -> SmallVec<[OpenCharge; 8]> {
         let shard = self.shard(key).lock().unwrap_or_else(PoisonError::into_inner);

@@ -74,7 +74,9 @@ use self::denials::Denials;
 pub use self::error::{ConnectError, StoreError};
 use self::fallback::{Fallback, LocalStore};
 #[cfg(feature = "rules")]
-pub(crate) use self::hits::{cost, decided, looks, only, set_cost, set_decided, set_receipts, take_from_store};
+pub(crate) use self::hits::{
+    cost, decided, looks, may_be_pending, only, set_cost, set_decided, set_receipts, take_from_store,
+};
 #[cfg(feature = "file")]
 pub(crate) use self::hits::{key_name, key_parts};
 use self::leases::Leases;
@@ -211,6 +213,9 @@ pub(crate) struct RedisHit {
     /// The decision of this limit alone, if the store made it.
     #[cfg_attr(not(feature = "rules"), allow(dead_code, reason = "only several checks at once read it"))]
     decided: Option<Decision>,
+    /// Whether pending units may have caused the denial, which nobody has looked at.
+    #[cfg_attr(not(feature = "rules"), allow(dead_code, reason = "only bans read it"))]
+    may_be_pending: bool,
 }
 
 /// The places from which units may be taken.

@@ -585,6 +585,9 @@ fn bans_to_strike<'o>(
     let denied = *denied;
     hits_with_bans(outcome, &denied).filter_map(move |(position, limit, ban)| {
         let hit = outcome.hits.on_redis().get(position)?;
+        if crate::redis::may_be_pending(hit) {
+            return None;
+        }
         let own = match crate::redis::decided(hit) {
             _ if denied.limit() == Some(limit) => denied,
             Some(own) => *own,

@@ -384,7 +384,7 @@ const MAX_BATCH: usize = 64;
 pub(super) const MAX_KEYS: usize = 1024;
 /// Maximum work in one script call, in units of a request with one token bucket: about two milliseconds, during which
 /// Redis serves no other client. A single request is never split, however much work it is.
-const MAX_WORK: usize = 256;
+pub(super) const MAX_WORK: usize = 256;
 /// Maximum number of queued requests to one server. Beyond that, the server is too slow to reply in time.
 const MAX_WAITING: usize = 16_384;
 /// Batches in flight at once: Redis decides one while the next is queued there and the reply to the last is read here.

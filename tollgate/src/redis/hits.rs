@@ -146,8 +146,9 @@ impl RedisLimiter {
 
     /// Returns what [`decide_hits`](Self::decide_hits) would, and takes nothing.
     pub(crate) async fn peek_hits(&self, hits: &RedisHits) -> Result<Decision, StoreError> {
+        let deadline = self.deadline();
         let decision = self.peek_at(hits).await?;
-        Ok(self.finish(&mut hits.clone(), decision).await)
+        Ok(self.finish(&mut hits.clone(), decision, deadline).await)
     }
 }
 
@@ -216,6 +217,12 @@ pub(crate) fn key_name(hit: &RedisHit) -> &[u8] {
 #[cfg(feature = "file")]
 pub(crate) fn key_parts(name: &[u8]) -> Vec<String> {
     super::names::parts_in(name)
+}
+
+/// Returns whether pending units may have caused the denial of a hit, which nobody has looked at.
+#[cfg(feature = "rules")]
+pub(crate) fn may_be_pending(hit: &RedisHit) -> bool {
+    hit.may_be_pending
 }
 
 /// Returns the decision of the limit of a hit alone, if the store made it.

@@ -340,15 +340,15 @@ impl Drop for HeldUnits<'_> {
 impl RedisLimiter {
     /// Takes all hits or none, from slices where a limit is leased, and writes the receipt of each hit.
     pub(super) async fn take_or_lease(&self, hits: &mut RedisHits, cost: u64) -> Decision {
-        let decision = self.take_anywhere(hits, cost).await;
-        self.finish(hits, decision).await
+        let deadline = self.deadline();
+        let decision = self.take_anywhere(hits, cost, deadline).await;
+        self.finish(hits, decision, deadline).await
     }
 
-    async fn take_anywhere(&self, hits: &mut RedisHits, cost: u64) -> Decision {
+    async fn take_anywhere(&self, hits: &mut RedisHits, cost: u64, deadline: Instant) -> Decision {
         if hits.is_empty() {
             return Decision::without_limit(self.0.shared.clock.wall());
         }
-        let deadline = self.deadline();
         if let [hit] = &mut **hits {
             if let Some(spending) = self.spending(hit, Purpose::Spend) {
                 match self.lease(hit, spending, deadline).await {
@@ -360,7 +360,7 @@ impl RedisLimiter {
                     FromLease::UseStore => {}
                 }
             }
-        } else if hits.iter().any(|hit| self.spending(hit, Purpose::Hold).is_some()) {
+        } else if hits.iter().any(|hit| self.is_leased(hit)) {
             return self.take_beside_leases(hits, cost, deadline).await;
         }
         self.take(hits, cost, deadline).await
@@ -369,9 +369,8 @@ impl RedisLimiter {
     /// Takes from slices first, and then from the store for the other limits. If one of those denies, or its failure
     /// policy does, the units go back to their slices.
     async fn take_beside_leases(&self, hits: &mut RedisHits, cost: u64, deadline: Instant) -> Decision {
-        let is_leased = |hit: &RedisHit| self.spending(hit, Purpose::Hold).is_some();
         let (leased, mut positions): (Positions, Positions) =
-            (0..hits.len()).partition(|index| is_leased(&hits[*index]));
+            (0..hits.len()).partition(|index| self.is_leased(&hits[*index]));
         let mut others: RedisHits = positions.iter().map(|index| hits[*index].clone()).collect();
         if let Some(denied) = self.certain_denial(&others) {
             return denied;
@@ -413,6 +412,11 @@ impl RedisLimiter {
             held.keep();
         }
         Decision { cost, ..reported(leased, decision) }
+    }
+
+    /// Returns whether the units of a hit may be in a slice of this process.
+    pub(super) fn is_leased(&self, hit: &RedisHit) -> bool {
+        self.spending(hit, Purpose::Hold).is_some()
     }
 
     /// Returns how a hit spends from a lease, if its limit is leased.

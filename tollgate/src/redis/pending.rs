@@ -11,18 +11,22 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use smallvec::SmallVec;
+use tokio::time::{Instant, timeout_at};
 
+use super::cluster::MAX_WORK;
 use super::denials::Denials;
 use super::script::ScriptRequest;
 use super::{Receipt, RedisHit, RedisHits, RedisLimiter};
 use crate::algorithm::Charge;
+use crate::algorithm::portable::Script;
 use crate::decision::{Admission, Decision, LimitId, Source, Verdict};
 use crate::open_charges::{Held, OpenCharge, OpenCharges};
 use crate::sync::{AtomicU64, Ordering};
 use crate::units::Timestamp;
 
-/// The most open charges of a key that one call looks at: those that end first.
-const MOST_CHARGES: usize = 256;
+/// The most open charges of a key that one call looks at: those that end first. Fewer if each is much work for Redis.
+const MOST_CHARGES: usize = 64;
+const LEAST_CHARGES: usize = 8;
 
 /// The most calls in a second that only describe a denial. Without a bound, a flood of denied requests would cost calls that
 /// the denial cache is there to prevent.
@@ -97,39 +101,44 @@ impl RedisLimiter {
 
     /// Returns whether charges of the key may be open.
     pub(super) fn may_be_open(&self, hit: &RedisHit) -> bool {
-        !self.0.shared.open.charges.is_empty() && !self.0.shared.open.of(hit, Timestamp::default()).is_empty()
+        let Open { charges, denials } = &self.0.shared.open;
+        !charges.is_empty() && charges.has_any(denials.fingerprint(&hit.script_hit.name))
     }
 
-    /// Completes a decision: a denial may be for pending units.
-    pub(super) async fn finish(&self, hits: &mut RedisHits, decision: Decision) -> Decision {
+    /// Completes a decision until the deadline: a denial may be for pending units.
+    pub(super) async fn finish(&self, hits: &mut RedisHits, decision: Decision, deadline: Instant) -> Decision {
         let is_of_store = matches!(decision.source, Source::Store | Source::DenialCache);
         if decision.is_allowed() || !is_of_store || self.0.shared.open.charges.is_empty() {
             return decision;
         }
-        Box::pin(self.without_open(hits, decision)).await
+        hits.iter_mut().for_each(|hit| hit.may_be_pending = self.may_be_open(hit));
+        if !hits.iter().any(|hit| hit.may_be_pending) || !self.0.shared.reads.take(self.0.shared.clock.wall()) {
+            return decision;
+        }
+        timeout_at(deadline, Box::pin(self.without_open(hits, decision))).await.unwrap_or(decision)
     }
 
     /// Returns the denial of a request, as pending if all limits that deny it would admit it without open charges.
     async fn without_open(&self, hits: &mut RedisHits, denied: Decision) -> Decision {
-        if !hits.iter().any(|hit| self.may_be_open(hit)) || !self.0.shared.reads.take(self.0.shared.clock.wall()) {
-            return denied;
-        }
         let own = |hit: &RedisHit| if denied.limit == Some(hit.limit) { Some(denied) } else { hit.decided };
         let mut each: SmallVec<[Option<Decision>; 2]> = hits.iter().map(own).collect();
-        if each.contains(&None) {
+        // A slice has admitted a hit that is leased, whatever is left on the store.
+        if each.iter().zip(&*hits).any(|(own, hit)| own.is_none() && !self.is_leased(hit)) {
             let read = self.peek_each_on_store(hits).await;
-            each.iter_mut().zip(read).filter(|(own, _)| own.is_none()).for_each(|(own, read)| *own = read);
+            for ((own, read), hit) in each.iter_mut().zip(read).zip(&*hits) {
+                *own = own.or(read.filter(|_| !self.is_leased(hit)));
+            }
         }
         let each = hits.iter().zip(each).map(|(hit, own)| async move {
             match own {
-                Some(own) if !own.is_allowed() => Some(self.pending(hit, own).await),
-                own => own,
+                Some(own) if !own.is_allowed() => self.pending(hit, own).await,
+                own => (own, hit.may_be_pending),
             }
         });
         let each = join_all(each).await;
         let mut reported: Option<Decision> = None;
-        for (hit, own) in hits.iter_mut().zip(each) {
-            hit.decided = own.or(hit.decided);
+        for (hit, (own, may_be_pending)) in hits.iter_mut().zip(each) {
+            (hit.decided, hit.may_be_pending) = (own.or(hit.decided), may_be_pending);
             if let Some(own) = own.filter(|own| !own.is_allowed()) {
                 reported = Some(reported.map_or(own, |other| other.most_restrictive(own)));
             }
@@ -138,21 +147,28 @@ impl RedisLimiter {
     }
 
     /// Returns the denial of a hit, as pending if the open charges of its key cause it. The wait ends with the deadline of
-    /// the first ones that suffice.
-    async fn pending(&self, hit: &RedisHit, denied: Decision) -> Decision {
-        let Admission::Denied { retry_after } = denied.verdict.admission else { return denied };
+    /// the first ones that suffice. Also returns whether the store did not reply.
+    async fn pending(&self, hit: &RedisHit, denied: Decision) -> (Option<Decision>, bool) {
+        let as_any_other = (Some(denied), false);
+        let Admission::Denied { retry_after } = denied.verdict.admission else { return as_any_other };
         let open = self.0.shared.open.of(hit, denied.at);
-        let charges: SmallVec<[Charge; 8]> = open.iter().take(MOST_CHARGES).map(|open| open.charge).collect();
+        let work = hit.script_hit.terms.compiled.script_work(Script::Full);
+        let most = (MAX_WORK / work).clamp(LEAST_CHARGES, MOST_CHARGES);
+        let charges: SmallVec<[Charge; 8]> = open.iter().take(most).map(|open| open.charge).collect();
         if charges.is_empty() {
-            return denied;
+            return as_any_other;
         }
         let mut hit = hit.clone();
         self.add_later_terms(&mut hit);
-        let Ok(reply) = self.send(ScriptRequest::Without(hit.script_hit, charges)).await else { return denied };
-        let Some(last) = (reply.taken as usize).checked_sub(1).and_then(|last| open.get(last)) else { return denied };
+        let Ok(reply) = self.send(ScriptRequest::Without(hit.script_hit, charges)).await else {
+            return (Some(denied), true);
+        };
+        let Some(last) = (reply.taken as usize).checked_sub(1).and_then(|last| open.get(last)) else {
+            return as_any_other;
+        };
         let until = last.until.saturating_sub(denied.at.as_micros());
         let admission = Admission::Pending { retry_after: retry_after.min(until) };
-        Decision { verdict: Verdict { admission, ..denied.verdict }, ..denied }
+        (Some(Decision { verdict: Verdict { admission, ..denied.verdict }, ..denied }), false)
     }
 }
 

@@ -280,7 +280,14 @@ impl PreparedLimit {
     fn hit_on(&self, limit: LimitId, name: Arc<[u8]>, cost: u64) -> RedisHit {
         let (terms, siblings) = (self.terms.clone(), self.siblings.clone());
         let script_hit = ScriptHit { terms, siblings, name, cost };
-        RedisHit { limit, script_hit, take_from: TakeFrom::default(), receipt: Receipt::Nothing, decided: None }
+        RedisHit {
+            limit,
+            script_hit,
+            take_from: TakeFrom::default(),
+            receipt: Receipt::Nothing,
+            decided: None,
+            may_be_pending: false,
+        }
     }
 }
 

@@ -196,9 +196,9 @@ impl RedisLimiter {
 
     /// Returns what [`check_n`](Self::check_n) would, and takes nothing.
     pub(crate) async fn peek_n(&self, key: Key<'_>, cost: u64) -> Result<Decision, StoreError> {
-        let mut hits = self.hits_for_key(key, cost);
+        let (mut hits, deadline) = (self.hits_for_key(key, cost), self.deadline());
         let decision = self.peek_at(&hits).await?;
-        Ok(self.finish(&mut hits, decision).await)
+        Ok(self.finish(&mut hits, decision, deadline).await)
     }
 
     pub(super) async fn peek_at(&self, hits: &RedisHits) -> Result<Decision, StoreError> {

@@ -84,8 +84,9 @@ impl RedisLimiter {
         expires_after: Duration,
     ) -> Result<RedisReservation, Denied> {
         let expires_at = self.0.shared.clock.now_with_gaps().saturating_add(expires_after);
-        let decision = self.take(&mut hits, cost, self.deadline()).await;
-        let decision = self.finish(&mut hits, decision).await;
+        let deadline = self.deadline();
+        let decision = self.take(&mut hits, cost, deadline).await;
+        let decision = self.finish(&mut hits, decision, deadline).await;
         if !decision.is_allowed() {
             return Err(Denied(decision));
         }

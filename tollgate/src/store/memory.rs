@@ -351,14 +351,11 @@ impl MemoryStore {
                     }
                     return decision;
                 }
-                Err((hit, Busy::Crowded)) => {
-                    self.with_table(limits, hit.limit, |table, limit| {
-                        with_algorithm!(limit.compiled(), algorithm => {
-                            table.make_room(algorithm, hit.fingerprint, now.as_micros());
-                        });
-                    });
+                Err((hit, busy)) => {
+                    if let Some(view) = self.family_view(limits, hit.limit) {
+                        view.make_room(&busy, hit.fingerprint, now.as_micros());
+                    }
                 }
-                Err((_, Busy::Held)) => {}
             }
             attempts = pause(attempts);
         }

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use tollgate::rules::{KeyPart, Rule, RuleSet};
 use tollgate::{
     Algorithm, DenialReason, FixedWindow, Gate, HOUR, LeakyBucket, Limit, Limiter, MINUTE, ManualClock, Rate,
@@ -192,6 +193,66 @@ async fn a_reset_in_either_process_ends_what_a_reservation_gives_back() {
         assert!(after.check_by_name("tokens", KEY, 60).unwrap().outcome().await.is_allowed());
         assert_eq!(after.settle_token(&second, 0).await, Ok(Settlement::Settled));
         assert_eq!(left(&after).await, 40, "{algorithm:?}");
+    }
+}
+
+/// Without the time of a charge among those of the counts, a settlement could give back units of others.
+#[tokio::test]
+async fn a_wall_clock_that_was_set_back_between_two_processes_mints_nothing() {
+    for algorithm in algorithms() {
+        let clock = ManualClock::at(START);
+        let before = gate(algorithm, &clock);
+        let token = reserve(&before, 50).await;
+        clock.advance(7 * SECOND);
+        assert!(before.check_by_name("tokens", KEY, 50).unwrap().outcome().await.is_allowed());
+        let snapshot = last_snapshot(&before);
+        clock.set(Timestamp::from_secs(1_700_000_000 - 120));
+        let after = restored(&snapshot, rules(algorithm), &clock);
+        let spent = left(&after).await;
+        assert_eq!(after.settle_token(&token, 0).await, Ok(Settlement::Settled));
+        assert_eq!(left(&after).await, spent, "{algorithm:?}");
+    }
+}
+
+/// Resets the key as soon as the open reservations are in the snapshot, and before its count is.
+struct ResetsAtFirst<'g>(&'g Gate, Vec<u8>);
+
+impl std::io::Write for ResetsAtFirst<'_> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        if self.1.is_empty() {
+            let reset = self.0.reset_by_name("tokens", KEY).expect("the rule exists");
+            assert!(reset.now_or_never().is_some(), "a store in memory never waits");
+            let taken = self.0.check_by_name("tokens", KEY, 50).expect("the rule exists").outcome();
+            assert!(taken.now_or_never().is_some_and(|outcome| outcome.is_allowed()));
+        }
+        self.1.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn a_reset_while_reservations_are_handed_over_ends_what_they_give_back() {
+    for algorithm in algorithms() {
+        let clock = ManualClock::at(START);
+        let before = gate(algorithm, &clock);
+        let token = reserve(&before, 80).await;
+        // So that most counts are written after the reset.
+        for number in 0..2_000 {
+            let other = format!("other {number}");
+            assert!(before.check_by_name("tokens", &[other.as_bytes()], 1).unwrap().outcome().await.is_allowed());
+        }
+        let mut snapshot = ResetsAtFirst(&before, Vec::new());
+        assert!(before.offer_snapshot(&mut snapshot).unwrap().is_some());
+        let after = restored(&snapshot.1, rules(algorithm), &clock);
+        after.accept_reservations(&before.release_reservations());
+        let spent = left(&after).await;
+        assert_eq!(after.settle_token(&token, 0).await, Err(ReservationError::Foreign));
+        assert_eq!(before.settle_token(&token, 0).await, Ok(Settlement::Settled));
+        assert_eq!([left(&before).await, left(&after).await], [50, spent], "{algorithm:?}");
     }
 }
 

@@ -113,6 +113,11 @@ impl Plan {
         }
     }
 
+    /// Returns whether Redis looks at few open charges of a key only, because each is much work.
+    fn has_many_segments(&self) -> bool {
+        matches!(self.kind, Kind::Counter { segments: 100.. })
+    }
+
     fn changed(&self, percent: u64, faster: u64) -> Self {
         let rate = Rate::new(self.rate.count() * faster, self.rate.period());
         Self { quota: (self.quota * percent / 100).max(1), rate, ..*self }
@@ -261,6 +266,8 @@ async fn agree(server: &RedisServer, layout: Layout, plans: &[Plan], ops: Vec<Op
     let mut reserved: Vec<(Reservation, RedisReservation)> = Vec::new();
     // The first reservation by the current limits.
     let mut current = 0;
+    let exchanged = ops.iter().filter_map(|op| if let Op::Exchange { plans } = op { Some(plans) } else { None });
+    let is_examined_in_part = plans.iter().chain(exchanged.flatten()).any(Plan::has_many_segments);
     // Tables of limits that are no longer in use are dropped once their keys are idle, too.
     let mut kept = Vec::new();
     for (step, op) in ops.into_iter().enumerate() {
@@ -268,7 +275,12 @@ async fn agree(server: &RedisServer, layout: Layout, plans: &[Plan], ops: Vec<Op
             Op::Check { key, cost } => {
                 let here = memories[key].reserve(KEYS[key], cost, MAX_SPAN);
                 let there = shared.reserve(KEYS[key], cost, MAX_SPAN).await;
-                assert_eq!(decision(&here), there_decision(&there), "step {step}: check {key} {cost}");
+                let (one, other) = (decision(&here), there_decision(&there));
+                if one.is_pending() && is_examined_in_part {
+                    assert_eq!(one.retry_after().is_some(), other.retry_after().is_some(), "step {step}");
+                } else {
+                    assert_eq!(one, other, "step {step}: check {key} {cost}");
+                }
                 reserved.extend(here.ok().zip(there.ok()));
             }
             Op::Several { costs } => {
@@ -277,8 +289,10 @@ async fn agree(server: &RedisServer, layout: Layout, plans: &[Plan], ops: Vec<Op
                 let (here, there) = (decision(&here_taken), there_decision(&there_taken));
                 assert_eq!(here.is_allowed(), there.is_allowed(), "step {step}: several {costs:?}");
                 assert_eq!(here.remaining(), there.remaining(), "step {step}: several {costs:?}");
-                assert_eq!(here.retry_after(), there.retry_after(), "step {step}: several {costs:?}");
-                assert_eq!(here.reason(), there.reason(), "step {step}: several {costs:?}");
+                if !(here.is_pending() && is_examined_in_part) {
+                    assert_eq!(here.retry_after(), there.retry_after(), "step {step}: several {costs:?}");
+                    assert_eq!(here.reason(), there.reason(), "step {step}: several {costs:?}");
+                }
                 reserved.extend(here_taken.ok().zip(there_taken.ok()));
             }
             Op::Peek { key } => {

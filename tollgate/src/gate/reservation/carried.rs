@@ -50,6 +50,10 @@ impl Shift {
     }
 }
 
+/// The longest step back of the wall clock, in microseconds, after which reservations give units back: clocks of machines are
+/// corrected by less.
+const MAX_SET_BACK: i64 = 1_000_000;
+
 const NOT_COUNTED: u8 = 0;
 const COUNTED: u8 = 1;
 const COUNTS_NO_MORE: u8 = 2;
@@ -116,6 +120,9 @@ impl Reservations {
             _ => return Err(ReservationError::Invalid),
         };
         let wall_offset = limiter.wall_offset();
+        // If the wall clock was set back since, the time of a charge among those of the counts is unknown.
+        let set_back = from_wall.saturating_add(wall_offset).saturating_neg();
+        let is_time_known = set_back <= MAX_SET_BACK;
         let (mut former, mut open) = (Vec::new(), Vec::new());
         for from in 0..u32::from_be_bytes(reader.array()?) as usize {
             let signer = Arc::new(Signer::new(&reader.array()?));
@@ -126,7 +133,11 @@ impl Reservations {
                 if open.len() >= MAX_OPEN {
                     return Err(ReservationError::Invalid);
                 }
-                open.push((from, reader.carried(from_wall, limiter)?));
+                let mut carried = reader.carried(from_wall, limiter)?;
+                if !is_time_known {
+                    carried.units = ReservedUnits::that_count_no_more();
+                }
+                open.push((from, carried));
             }
         }
         if !reader.0.is_empty() {

@@ -234,11 +234,13 @@ impl OpenReservations {
         }
     }
 
-    /// Ends the reservations that were offered and not settled since. Returns their ids.
+    /// Ends the reservations that were offered and not settled since. Returns their ids. One whose key was reset stays, and
+    /// gives nothing back: the counts that the new process has may be of after the reset.
     pub(super) fn release(&self) -> HashSet<ReservationId> {
         let mut open = self.lock();
         let offered = std::mem::take(&mut open.offered);
-        let released = open.entries.iter_mut().filter(|(_, entry)| entry.can_move(offered));
+        let can_move = |entry: &Entry| entry.can_move(offered) && !entry.units.count_no_more();
+        let released = open.entries.iter_mut().filter(|(_, entry)| can_move(entry));
         let released = released.map(|(id, entry)| {
             (entry.progress, entry.units) = (Progress::Released, ReservedUnits::default());
             *id

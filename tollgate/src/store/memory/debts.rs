@@ -47,8 +47,6 @@ type Source<'s, 'a> = (&'a Table, &'s Compiled, SlotRef<'a>);
 enum Obstacle {
     /// Another thread interfered, or the table that the key needs a slot in is crowded.
     Busy(Busy),
-    /// The table for debts is crowded.
-    DebtsCrowded,
     /// The family lacks a table for the debts of keys with words of this configuration.
     NoDebtTable(Box<Compiled>),
 }
@@ -77,9 +75,7 @@ impl MemoryStore {
             let members = view.family.members();
             match view.with_members(&members).charge(&members, hit, now, without_room) {
                 Ok(charged) => return charged,
-                Err(Obstacle::Busy(Busy::Held)) => {}
-                Err(Obstacle::Busy(Busy::Crowded)) => view.make_room(hit.fingerprint, now),
-                Err(Obstacle::DebtsCrowded) => view.make_room_for_debtor(&members, hit.fingerprint, now),
+                Err(Obstacle::Busy(busy)) => view.make_room(&busy, hit.fingerprint, now),
                 Err(Obstacle::NoDebtTable(of)) => {
                     if !self.add_debt_table(view, &of, now) {
                         without_room = WithoutRoom::TakeTheRest;
@@ -116,8 +112,7 @@ impl MemoryStore {
             drop(holds);
             match restored {
                 Ok(restored) => return restored.is_some(),
-                Err(Obstacle::Busy(_)) => {}
-                Err(Obstacle::DebtsCrowded) => view.make_room_for_debtor(&members, fingerprint, now),
+                Err(Obstacle::Busy(busy)) => view.make_room(&busy, fingerprint, now),
                 Err(Obstacle::NoDebtTable(of)) if !self.add_debt_table(view, &of, now) => return false,
                 Err(Obstacle::NoDebtTable(_)) => {}
             }
@@ -136,7 +131,7 @@ impl MemoryStore {
 
 impl Members {
     /// Returns the table for debts of this meaning.
-    fn debts(&self, algorithm: &Compiled) -> Option<&Member> {
+    pub(super) fn debts(&self, algorithm: &Compiled) -> Option<&Member> {
         let mut debts = self.tables.iter().filter(|member| member.debts_until.is_some());
         debts.find(|member| member.algorithm.meaning() == algorithm.meaning())
     }
@@ -146,7 +141,7 @@ impl Family {
     /// Adds a table for debts, unless there is one of its meaning, or the list of tables is about to be replaced. Returns false
     /// if there is no memory for it.
     fn add_debt_table(&self, of: &Compiled, budget: &Budget, now: u64) -> bool {
-        if self.members().debts(of).is_some() {
+        if self.is_frozen() || self.members().debts(of).is_some() {
             return true;
         }
         let algorithm = of.wide();
@@ -156,7 +151,7 @@ impl Family {
         table.overflow = Arc::clone(&self.overflow);
         let mut member = Member::new(&Arc::new(table), &algorithm, &Arc::new(Usage));
         member.debts_until = Some(Arc::new(AtomicU64::new(now)));
-        self.add(member);
+        self.add_for_debts(member);
         true
     }
 
@@ -202,7 +197,7 @@ impl<'a> FamilyView<'a> {
             Err(Obstacle::NoDebtTable(of)) if self.family.add_debt_table(&of, &self.table.budget, now) => {
                 Err(Busy::Held)
             }
-            Err(Obstacle::DebtsCrowded | Obstacle::NoDebtTable(_)) => Ok(false),
+            Err(Obstacle::NoDebtTable(_)) => Ok(false),
         }
     }
 
@@ -235,8 +230,8 @@ impl<'a> FamilyView<'a> {
         members.debts(self.algorithm).map_or(0, live)
     }
 
-    fn make_room_for_debtor(self, members: &Members, fingerprint: u64, now: u64) {
-        for member in members.tables.iter().filter(|member| member.debts_until.is_some()) {
+    pub(super) fn make_room_for_debtor(self, fingerprint: u64, now: u64) {
+        for member in self.family.members().tables.iter().filter(|member| member.debts_until.is_some()) {
             with_algorithm!(&member.algorithm, algorithm => member.table.make_room(algorithm, fingerprint, now));
         }
     }
@@ -351,8 +346,8 @@ impl<'a> FamilyView<'a> {
         let debts = FamilyView { table: &member.table, algorithm: &member.algorithm, ..self };
         let claimed = debts.claim_slot(holds, members, &KeyLocation::Here(slot_ref), fingerprint, now);
         let claimed = claimed.map_err(|busy| match busy {
-            Busy::Crowded => Obstacle::DebtsCrowded,
-            Busy::Held => Obstacle::Busy(Busy::Held),
+            Busy::Crowded => Busy::CrowdedDebts,
+            other => other,
         })?;
         let Some(new) = claimed else { return Ok(None) };
         change(&copy);

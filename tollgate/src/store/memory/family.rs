@@ -187,14 +187,22 @@ impl Family {
         (Members::clone(&current), Frozen(self.clone()))
     }
 
-    /// Adds a table, unless the list is about to be replaced.
     pub(super) fn add(&self, member: Member) {
+        self.change(|members| members.tables.push(member));
+    }
+
+    /// Adds a table for debts, unless there is one of its meaning, or the list is about to be replaced.
+    pub(super) fn add_for_debts(&self, member: Member) {
         // Read with the lock held.
         self.change(|members| {
-            if !self.is_frozen.load(Ordering::Relaxed) {
+            if !self.is_frozen() && members.debts(&member.algorithm).is_none() {
                 members.tables.push(member);
             }
         });
+    }
+
+    pub(super) fn is_frozen(&self) -> bool {
+        self.is_frozen.load(Ordering::Relaxed)
     }
 
     /// Returns the members, if there are several tables.
@@ -316,17 +324,23 @@ impl<'a> FamilyView<'a> {
         let mut holds = HeldBuckets::default();
         match self.decide_held(&mut holds, members, hit, now, mode) {
             Ok(verdict) => verdict,
-            Err(Busy::Held) => None,
-            Err(Busy::Crowded) => {
+            Err(busy) => {
                 drop(holds);
-                self.make_room(hit.fingerprint, now);
+                self.make_room(&busy, hit.fingerprint, now);
                 None
             }
         }
     }
 
-    pub(super) fn make_room(self, fingerprint: u64, now: u64) {
-        with_algorithm!(self.algorithm, algorithm => self.table.make_room(algorithm, fingerprint, now));
+    /// Makes room for a key in the table that is crowded, if one is.
+    pub(super) fn make_room(self, busy: &Busy, fingerprint: u64, now: u64) {
+        match busy {
+            Busy::Held => {}
+            Busy::Crowded => {
+                with_algorithm!(self.algorithm, algorithm => self.table.make_room(algorithm, fingerprint, now));
+            }
+            Busy::CrowdedDebts => self.make_room_for_debtor(fingerprint, now),
+        }
     }
 
     fn decide_held(
@@ -748,9 +762,7 @@ pub(super) fn retry_until_done(
 ) {
     let mut attempts = 0;
     while let Err(busy) = attempt(&view.family.members()) {
-        if let Busy::Crowded = busy {
-            view.make_room(fingerprint, now);
-        }
+        view.make_room(&busy, fingerprint, now);
         attempts = pause(attempts);
     }
 }

@@ -123,7 +123,8 @@ impl Table {
                     return Some(verdict);
                 }
                 Err(Busy::Crowded) => self.make_room(algorithm, fingerprint, now),
-                Err(Busy::Held) => {}
+                // The only table of its limit is not for debts.
+                Err(Busy::Held | Busy::CrowdedDebts) => {}
             }
             attempts = pause(attempts);
         }
@@ -206,7 +207,7 @@ impl Table {
                 true
             }
             Ok(_) => true,
-            Err(Busy::Held) => false,
+            Err(Busy::Held | Busy::CrowdedDebts) => false,
             Err(Busy::Crowded) => {
                 drop(holds);
                 self.make_room(algorithm, fingerprint, now);

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use super::claim::HeldBuckets;
 use super::decide::{Copied, SEAL, WordsView};
 use super::family::{Converted, Family, HeldSlot};
-use super::table::{Bucket, Busy, EMPTY, Table, header_within_bound, hold_unchanged, pause, unchanged};
+use super::table::{Bucket, EMPTY, Table, header_within_bound, hold_unchanged, pause, unchanged};
 use super::{MemoryStore, tables};
 use crate::algorithm::record::{Numbers, Record, RecordedAt};
 use crate::algorithm::{Algorithm, Compiled, Fit, with_algorithm};
@@ -111,10 +111,9 @@ impl MemoryStore {
                     return fit == Fit::Whole || self.restore_debtor(view, fingerprint, record, recorded, now);
                 }
                 Ok(_) => return false,
-                Err(Busy::Held) => {}
-                Err(Busy::Crowded) => {
+                Err(busy) => {
                     drop(holds);
-                    view.make_room(fingerprint, now);
+                    view.make_room(&busy, fingerprint, now);
                 }
             }
             attempts = pause(attempts);

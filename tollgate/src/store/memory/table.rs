@@ -518,6 +518,8 @@ pub(super) enum Busy {
     Held,
     /// No slot is free in the block, but the table can grow.
     Crowded,
+    /// The same in the table for debts.
+    CrowdedDebts,
 }
 
 #[inline]

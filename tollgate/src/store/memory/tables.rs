@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use super::claim::HeldBuckets;
 use super::family::{Family, FamilyView, Frozen, Member, Members, Usage};
-use super::table::{Bucket, Busy, EMPTY, LOCKED, Layout, Table, pause, unchanged};
+use super::table::{Bucket, EMPTY, LOCKED, Layout, Table, pause, unchanged};
 use crate::algorithm::succession::Meaning;
 use crate::algorithm::{Compiled, LimitAlgorithm, with_algorithm};
 use crate::budget::Budget;
@@ -241,9 +241,7 @@ fn move_key(family: &Family, to: &Member, fingerprint: u64, now: u64) -> bool {
             Ok(slot_ref) => return slot_ref.is_some(),
             Err(busy) => {
                 drop(holds);
-                if let Busy::Crowded = busy {
-                    view.make_room(fingerprint, now);
-                }
+                view.make_room(&busy, fingerprint, now);
             }
         }
         attempts = pause(attempts);

@@ -93,6 +93,28 @@ async fn units_of_requests_in_progress_are_pending() {
     assert!(matches!(spent.refusal(), Some(Refusal::Banned { .. })), "{spent:?}");
 }
 
+/// A process examines a bounded number of denials in a second. Those beyond are no strikes if pending units may cause them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flood_of_denials_bans_nobody_for_pending_units() {
+    let server = RedisServer::start();
+    let logins = rule("logins", 1).count(StatusSet::none().status(StatusCode::UNAUTHORIZED));
+    let gate = gate(&server, [logins.ban(Ban { after: 1, within: HOUR, for_: HOUR })]).await;
+    let mut held = Vec::new();
+    for user in ["ann", "bob"] {
+        let mut outcome = check(&gate, "/login", user).await;
+        outcome.hold_open(MINUTE);
+        held.push(outcome);
+    }
+    for _ in 0..300 {
+        assert!(!check(&gate, "/login", "bob").await.is_allowed());
+    }
+    assert!(!check(&gate, "/login", "ann").await.is_allowed());
+    for (outcome, user) in held.iter().zip(["ann", "bob"]) {
+        outcome.settle_response(StatusCode::OK, &HeaderMap::new()).await;
+        assert!(check(&gate, "/login", user).await.is_allowed(), "{user}");
+    }
+}
+
 /// Reserve 5, reset, take 3, settle the reservation: the 3 stay spent.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reservation_from_before_a_reset_gives_nothing_back() {
