@@ -11,7 +11,7 @@ use tollgate::{
     Settlement, SlidingWindowCounter, SlidingWindowLog, Timestamp, TokenBucket,
 };
 
-use super::{check, gate, remaining, rule};
+use super::{check, gate, remaining, rule, user};
 
 const START: Timestamp = Timestamp::from_secs(1_700_000_040);
 
@@ -97,7 +97,7 @@ async fn units_of_requests_in_progress_are_pending() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flood_of_denials_bans_nobody_for_pending_units() {
     let server = RedisServer::start();
-    let logins = rule("logins", 1).count(StatusSet::none().status(StatusCode::UNAUTHORIZED));
+    let logins = rule("logins", 1).key(user()).count(StatusSet::none().status(StatusCode::UNAUTHORIZED));
     let gate = gate(&server, [logins.ban(Ban { after: 1, within: HOUR, for_: HOUR })]).await;
     let mut held = Vec::new();
     for user in ["ann", "bob"] {
