@@ -82,8 +82,8 @@ impl Handover {
         }
         // From now on, the new process settles the open reservations. A failure leaves them with their cost.
         let reservations = self.gate.release_reservations();
+        // The new process serves, even if it does not read the reservations.
         let sent = channel.send(&Reply::Done(String::new())).and_then(|()| channel.send_bytes(&reservations));
-        // The new process serves, even if it did not read the reservations.
         if let Some(restart) = &*turns.restart.lock().unwrap_or_else(PoisonError::into_inner) {
             // A restart may have waited long enough already.
             _ = restart.send(RestartEvent::TookOver);

@@ -241,7 +241,7 @@ pub(crate) fn set_decided(hits: &mut RedisHits, each: &[Option<Decision>]) {
 pub(crate) fn set_receipts(hits: &mut RedisHits, combined: &RedisHits, places: &[Place]) {
     for (hit, place) in hits.iter_mut().zip(places) {
         if let Some(combined) = combined.get(place.hit) {
-            hit.receipt = combined.receipt;
+            (hit.receipt, hit.may_be_pending) = (combined.receipt, combined.may_be_pending);
         }
     }
 }

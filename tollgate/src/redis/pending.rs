@@ -26,7 +26,6 @@ use crate::units::Timestamp;
 
 /// The most open charges of a key that one call looks at: those that end first. Fewer if each is much work for Redis.
 const MOST_CHARGES: usize = 64;
-const LEAST_CHARGES: usize = 8;
 
 /// The most calls in a second that only describe a denial. Without a bound, a flood of denied requests would cost calls that
 /// the denial cache is there to prevent.
@@ -111,7 +110,8 @@ impl RedisLimiter {
         if decision.is_allowed() || !is_of_store || self.0.shared.open.charges.is_empty() {
             return decision;
         }
-        hits.iter_mut().for_each(|hit| hit.may_be_pending = self.may_be_open(hit));
+        let is_local = |hit: &RedisHit| hit.decided.is_some_and(|own| own.source == Source::Local);
+        hits.iter_mut().for_each(|hit| hit.may_be_pending = self.may_be_open(hit) && !is_local(hit));
         if !hits.iter().any(|hit| hit.may_be_pending) || !self.0.shared.reads.take(self.0.shared.clock.wall()) {
             return decision;
         }
@@ -152,8 +152,8 @@ impl RedisLimiter {
         let as_any_other = (Some(denied), false);
         let Admission::Denied { retry_after } = denied.verdict.admission else { return as_any_other };
         let open = self.0.shared.open.of(hit, denied.at);
-        let work = hit.script_hit.terms.compiled.script_work(Script::Full);
-        let most = (MAX_WORK / work).clamp(LEAST_CHARGES, MOST_CHARGES);
+        let work = 2 * hit.script_hit.terms.compiled.script_work(Script::Full);
+        let most = (MAX_WORK / work).clamp(1, MOST_CHARGES);
         let charges: SmallVec<[Charge; 8]> = open.iter().take(most).map(|open| open.charge).collect();
         if charges.is_empty() {
             return as_any_other;

@@ -256,6 +256,20 @@ async fn a_reset_while_reservations_are_handed_over_ends_what_they_give_back() {
     }
 }
 
+/// What a reservation cost beyond its estimate counts in the next process, whatever has become of the estimate.
+#[tokio::test]
+async fn a_reservation_from_before_a_reset_is_handed_over_for_its_excess() {
+    let clock = ManualClock::at(START);
+    let algorithm = FixedWindow::new(100, HOUR);
+    let before = gate(algorithm, &clock);
+    let token = reserve(&before, 30).await;
+    _ = before.reset_by_name("tokens", KEY).expect("the rule exists").await;
+    let after = restored(&offered(&before), rules(algorithm), &clock);
+    after.accept_reservations(&before.release_reservations());
+    assert_eq!(after.settle_token(&token, 50).await, Ok(Settlement::Settled));
+    assert_eq!(left(&after).await, 80);
+}
+
 #[tokio::test]
 async fn the_units_stay_pending_in_the_next_process() {
     for algorithm in algorithms() {

@@ -227,6 +227,7 @@ impl OpenReservations {
                 Progress::TakenOver { from } => Some(from),
                 _ => None,
             };
+            entry.units.count_no_more = entry.units.count_no_more();
             see(from, *id, entry.expires_at, &entry.units);
             if carrying == Carrying::Released {
                 (entry.progress, entry.units) = (Progress::Released, ReservedUnits::default());
@@ -234,12 +235,13 @@ impl OpenReservations {
         }
     }
 
-    /// Ends the reservations that were offered and not settled since. Returns their ids. One whose key was reset stays, and
-    /// gives nothing back: the counts that the new process has may be of after the reset.
+    /// Ends the reservations that were offered and not settled since. Returns their ids. One whose key was reset since stays, and
+    /// gives nothing back: the new process may have the counts of after the reset.
     pub(super) fn release(&self) -> HashSet<ReservationId> {
         let mut open = self.lock();
         let offered = std::mem::take(&mut open.offered);
-        let can_move = |entry: &Entry| entry.can_move(offered) && !entry.units.count_no_more();
+        let was_reset = |units: &ReservedUnits| !units.count_no_more && units.count_no_more();
+        let can_move = |entry: &Entry| entry.can_move(offered) && !was_reset(&entry.units);
         let released = open.entries.iter_mut().filter(|(_, entry)| can_move(entry));
         let released = released.map(|(id, entry)| {
             (entry.progress, entry.units) = (Progress::Released, ReservedUnits::default());
