@@ -186,6 +186,9 @@ impl Table {
         home: Bucket<'a>,
         now: u64,
     ) -> Result<Option<SlotRef<'a>>, Busy> {
+        if self.is_splitting(home) {
+            return Err(Busy::Crowded);
+        }
         let mut bucket = home;
         for distance in 0..self.run() {
             if distance == NEAR {

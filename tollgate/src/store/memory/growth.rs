@@ -1,6 +1,13 @@
 //! Growth of a table: by a few buckets with each new key, never all at once, and only after a sweep has
 //! left it crowded with live keys. When a bucket is split, half of its keys move to a new bucket.
 //!
+//! # Blocks
+//!
+//! The keys of a block fit into its slots, so once it is split, those that move fit into the slots of the upper block.
+//! They might not if new keys came in between: the last bucket could then not be split, and the table would never grow
+//! again. So one block is split at a time, and it gets no new keys until all of its buckets are split. A new key that
+//! belongs there does the rest itself.
+//!
 //! # The sweep
 //!
 //! A sweep frees the slots of idle keys and clears outdated flags, in a few buckets with each new key.
@@ -37,12 +44,15 @@ use smallvec::SmallVec;
 
 use super::claim::{HeldBuckets, SlotRef};
 use super::family::{Family, FamilyView, Member, Usage};
-use super::table::{Bucket, Busy, EMPTY, LOCKED, Layout, PASSED_BY, SEGMENTS, Table, header_at};
+use super::table::{Bucket, Busy, EMPTY, LOCKED, Layout, PASSED_BY, PATIENCE, SEGMENTS, Table, header_at, pause};
 use super::{MemoryStore, tables};
 use crate::algorithm::{LimitAlgorithm, StateWords, with_algorithm};
 use crate::budget::Budget;
 use crate::sync::{AtomicBool, Ordering};
 use crate::units::Timestamp;
+
+/// Splits with each new key: enough to complete a doubling long before the next is due. A block is a multiple of it.
+const SPLITS: usize = if cfg!(loom) { 1 } else { 4 };
 
 /// Marks the end of a thread's sweep or growth on drop, even after a panic.
 struct Growing<'a>(&'a AtomicBool);
@@ -71,15 +81,17 @@ impl Table {
 
     #[cfg(all(test, loom))]
     pub(super) fn grow_now<R: LimitAlgorithm>(&self, algorithm: &R, now: u64) {
-        self.exclusively(|| self.grow(algorithm, now));
+        self.exclusively(|| self.grow(algorithm, now, SPLITS));
     }
 
-    /// Runs `work`, unless another thread is sweeping or growing the table.
-    fn exclusively(&self, work: impl FnOnce()) {
-        if !self.growing.swap(true, Ordering::Acquire) {
+    /// Runs `work`, unless another thread is sweeping or growing the table. Returns whether it did.
+    fn exclusively(&self, work: impl FnOnce()) -> bool {
+        let is_free = !self.growing.swap(true, Ordering::Acquire);
+        if is_free {
             let _growing = Growing(&self.growing);
             work();
         }
+        is_free
     }
 
     fn sweep_or_grow<R: LimitAlgorithm>(&self, algorithm: &R, now: u64) {
@@ -87,44 +99,85 @@ impl Table {
         let buckets = self.buckets_at(level);
         let is_full = || self.is_crowded(buckets * self.layout.slots);
         if split > 0 || (self.sweep(algorithm, now, buckets) && is_full() && self.can_grow()) {
-            self.grow(algorithm, now);
+            self.grow(algorithm, now, SPLITS);
         }
     }
 
-    /// Splits the next few buckets.
-    fn grow<R: LimitAlgorithm>(&self, algorithm: &R, now: u64) {
-        /// Splits per new key: enough to complete a doubling long before the next is due.
-        const STEP: usize = 4;
-
-        let (level, mut split) = self.extent();
-        if self.add_segment(level as usize + 1).is_some() {
-            let buckets = self.buckets_at(level);
-            let until = (split + STEP).min(buckets);
-            while split < until && self.split(algorithm, now, split, level).is_ok() {
-                split += 1;
-            }
-            let (level, split) = if split == buckets { (level + 1, 0) } else { (level, split) };
-            self.extent.store(u64::from(level) << 32 | split as u64, Ordering::Release);
-        }
-    }
-
-    /// Makes room for a new key by splitting the buckets of its run early, instead of waiting for all others to be
-    /// split.
-    #[cold]
-    pub(super) fn make_room<R: LimitAlgorithm>(&self, algorithm: &R, fingerprint: u64, now: u64) {
-        let (level, _) = self.extent();
-        self.exclusively(|| self.grow(algorithm, now));
-        if self.segments[level as usize + 1].get().is_none() {
+    /// Splits the next `count` buckets, all of one block.
+    fn grow<R: LimitAlgorithm>(&self, algorithm: &R, now: u64, count: usize) {
+        let (level, split) = self.extent();
+        if self.add_segment(level as usize + 1).is_none() {
             return;
         }
-        let mut index = self.home_at(fingerprint, level);
-        for _ in 0..self.run() {
-            // Splitting a bucket frees slots, wherever in the run its keys are.
-            if self.split(algorithm, now, index, level).is_ok_and(|freed| freed > 0) {
-                return;
-            }
-            index = self.next_in_run(self.bucket(index)).index;
+        // A block that was begun early comes first, so that there is never more than one.
+        let block = split >> self.layout.block_bits;
+        if self.splitting().is_some_and(|begun| begun != block && !self.split_block(algorithm, now, begun, level)) {
+            return;
         }
+        self.set_splitting(Some(block));
+        let done = (split..split + count).take_while(|index| self.split(algorithm, now, *index, level).is_ok()).count();
+        let split = split + done;
+        if split.is_multiple_of(self.layout.block()) {
+            self.set_splitting(None);
+        }
+        let (level, split) = if split == self.buckets_at(level) { (level + 1, 0) } else { (level, split) };
+        self.extent.store(u64::from(level) << 32 | split as u64, Ordering::Release);
+    }
+
+    /// Makes room for a new key by splitting its block early, instead of waiting for all others to be split.
+    #[cold]
+    pub(super) fn make_room<R: LimitAlgorithm>(&self, algorithm: &R, fingerprint: u64, now: u64) {
+        let has_split = self.exclusively(|| {
+            let (_, split) = self.extent();
+            self.grow(algorithm, now, self.layout.block() - split % self.layout.block());
+            let (level, split) = self.extent();
+            let block = self.home_at(fingerprint, level) >> self.layout.block_bits;
+            let is_behind = block << self.layout.block_bits < split;
+            let can_split = self.splitting().is_none() && self.segments[level as usize + 1].get().is_some();
+            if can_split && !is_behind {
+                self.split_block(algorithm, now, block, level);
+            }
+        });
+        if !has_split {
+            self.wait_for_growth();
+        }
+    }
+
+    /// Waits a while for the thread that is sweeping the table or growing it: what that does needs locks.
+    fn wait_for_growth(&self) {
+        let mut attempts = 0;
+        while self.growing.load(Ordering::Relaxed) && attempts < PATIENCE {
+            attempts = pause(attempts);
+        }
+    }
+
+    /// Splits all buckets of a block. Returns false if another thread has one of them locked for too long.
+    fn split_block<R: LimitAlgorithm>(&self, algorithm: &R, now: u64, block: usize, level: u32) -> bool {
+        self.set_splitting(Some(block));
+        let first = block << self.layout.block_bits;
+        let is_split =
+            (first..first + self.layout.block()).all(|index| self.split(algorithm, now, index, level).is_ok());
+        if is_split {
+            self.set_splitting(None);
+        }
+        is_split
+    }
+
+    /// Returns the block that is partly split, if there is one.
+    fn splitting(&self) -> Option<usize> {
+        self.splitting.load(Ordering::Acquire).checked_sub(1)
+    }
+
+    fn set_splitting(&self, block: Option<usize>) {
+        self.splitting.store(block.map_or(0, |block| block + 1), Ordering::Release);
+    }
+
+    /// Returns whether the block of a bucket is partly split, from either side.
+    pub(super) fn is_splitting(&self, bucket: Bucket<'_>) -> bool {
+        self.splitting().is_some_and(|block| {
+            let lower = bucket.index & (self.buckets_at(self.extent().0) - 1);
+            lower >> self.layout.block_bits == block
+        })
     }
 
     /// Returns the bucket to which half of a bucket's keys move when it splits.
@@ -215,7 +268,7 @@ impl Table {
         Ok(movers)
     }
 
-    /// Returns `count` free slots in the run of a locked bucket, nearest first, or `Busy` if there are fewer.
+    /// Returns `count` free slots in the run of a locked bucket, nearest first. There are as many: see [blocks](self#blocks).
     fn free_slots_above<'a, R: LimitAlgorithm>(
         &'a self,
         algorithm: &R,
@@ -504,7 +557,13 @@ impl Table {
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+    use std::time::Duration;
+
+    use super::super::table::hold_unchanged;
+    use super::super::{HashedHit, Mode};
     use super::*;
+    use crate::decision::LimitId;
     use crate::{FixedWindow, Limit, MINUTE};
 
     /// A thread may read the size of a table, sleep, and go on after the table has doubled more than once.
@@ -533,6 +592,34 @@ mod tests {
                 assert_eq!(bucket.index, home.index, "key {fingerprint} from its home at level {level}");
             }
         }
+    }
+
+    /// A thread that splits a bucket may be preempted for long, and threads with new keys are not.
+    #[test]
+    fn a_table_grows_on_after_a_long_pause_in_a_split() {
+        /// More keys than two blocks have slots.
+        const KEYS: u64 = 1_200;
+        let table = Table::new(Layout::new(1, 2), Budget::new(1 << 20)).expect("enough memory");
+        let limit = Limit::new("limit", FixedWindow::new(10, MINUTE)).expect("a valid limit");
+        let take = |fingerprint: u64| {
+            let hit = HashedHit { limit: LimitId::first(), fingerprint, cost: 1 };
+            with_algorithm!(limit.compiled(), algorithm => table.decide(algorithm, None, hit, 0, Mode::Take))
+                .is_allowed()
+        };
+        let last = table.layout.block() as u64 - 1;
+        // Half of the keys of the last bucket move when it is split.
+        assert!((1..=4).all(|key| take(key << 6 | last)));
+        let bucket = table.bucket(last as usize);
+        let held = hold_unchanged(bucket, bucket.header().load(Ordering::Acquire)).expect("no thread has it locked");
+        thread::scope(|scope| {
+            // Keys that belong in the upper block, and not in the bucket that is locked.
+            let keys = (1..).map(|number| number << 7 | 1 << 6 | number % last).take(KEYS as usize);
+            let adding = scope.spawn(|| keys.filter(|key| take(*key)).count());
+            thread::sleep(Duration::from_millis(100));
+            drop(held);
+            assert_eq!(adding.join().expect("no panic"), KEYS as usize);
+        });
+        assert_eq!(table.occupied.load(Ordering::Relaxed), KEYS as usize + 4);
     }
 
     #[test]

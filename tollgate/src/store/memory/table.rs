@@ -46,6 +46,8 @@ pub(crate) struct Table {
     pub(super) swept: AtomicUsize,
     /// Whether a thread is sweeping the table or growing it.
     pub(super) growing: AtomicBool,
+    /// The block that is partly split, counted from 1; 0 if there is none. Only the thread that is growing writes it.
+    pub(super) splitting: AtomicUsize,
     pub(super) spill: Spill,
     pub(super) budget: Budget,
 }
@@ -93,6 +95,7 @@ impl Table {
             overflow: Arc::default(),
             swept: AtomicUsize::new(0),
             growing: AtomicBool::new(false),
+            splitting: AtomicUsize::new(0),
             spill: Spill::new(budget.clone()),
             budget,
         };
@@ -516,7 +519,7 @@ pub(super) struct Held<'a> {
 pub(super) enum Busy {
     /// Another thread has held a bucket for too long.
     Held,
-    /// No slot is free in the block, but the table can grow.
+    /// No slot is free in the block, but the table can grow, or the block is partly split.
     Crowded,
     /// The same in the table for debts.
     CrowdedDebts,
