@@ -51,8 +51,8 @@ use crate::budget::Budget;
 use crate::sync::{AtomicBool, Ordering};
 use crate::units::Timestamp;
 
-/// Splits with each new key: enough to complete a doubling long before the next is due. A block is a multiple of it.
-const SPLITS: usize = if cfg!(loom) { 1 } else { 4 };
+/// Splits with each new key: enough to complete a doubling long before the next is due.
+const SPLITS: usize = 4;
 
 /// Marks the end of a thread's sweep or growth on drop, even after a panic.
 struct Growing<'a>(&'a AtomicBool);
@@ -103,7 +103,7 @@ impl Table {
         }
     }
 
-    /// Splits the next `count` buckets, all of one block.
+    /// Splits the next `count` buckets, or those that are left of their block.
     fn grow<R: LimitAlgorithm>(&self, algorithm: &R, now: u64, count: usize) {
         let (level, split) = self.extent();
         if self.add_segment(level as usize + 1).is_none() {
@@ -115,8 +115,9 @@ impl Table {
             return;
         }
         self.set_splitting(Some(block));
-        let done = (split..split + count).take_while(|index| self.split(algorithm, now, *index, level).is_ok()).count();
-        let split = split + done;
+        let until = (split + count).min((block + 1) << self.layout.block_bits);
+        let split =
+            split + (split..until).take_while(|index| self.split(algorithm, now, *index, level).is_ok()).count();
         if split.is_multiple_of(self.layout.block()) {
             self.set_splitting(None);
         }
@@ -128,8 +129,7 @@ impl Table {
     #[cold]
     pub(super) fn make_room<R: LimitAlgorithm>(&self, algorithm: &R, fingerprint: u64, now: u64) {
         let has_split = self.exclusively(|| {
-            let (_, split) = self.extent();
-            self.grow(algorithm, now, self.layout.block() - split % self.layout.block());
+            self.grow(algorithm, now, self.layout.block());
             let (level, split) = self.extent();
             let block = self.home_at(fingerprint, level) >> self.layout.block_bits;
             let is_behind = block << self.layout.block_bits < split;
@@ -597,8 +597,12 @@ mod tests {
     /// A thread that splits a bucket may be preempted for long, and threads with new keys are not.
     #[test]
     fn a_table_grows_on_after_a_long_pause_in_a_split() {
+        (0..64).step_by(9).for_each(grows_on_after_a_pause_at);
+    }
+
+    fn grows_on_after_a_pause_at(locked: u64) {
         /// More keys than two blocks have slots.
-        const KEYS: u64 = 1_200;
+        const KEYS: usize = 1_200;
         let table = Table::new(Layout::new(1, 2), Budget::new(1 << 20)).expect("enough memory");
         let limit = Limit::new("limit", FixedWindow::new(10, MINUTE)).expect("a valid limit");
         let take = |fingerprint: u64| {
@@ -606,20 +610,20 @@ mod tests {
             with_algorithm!(limit.compiled(), algorithm => table.decide(algorithm, None, hit, 0, Mode::Take))
                 .is_allowed()
         };
-        let last = table.layout.block() as u64 - 1;
-        // Half of the keys of the last bucket move when it is split.
-        assert!((1..=4).all(|key| take(key << 6 | last)));
-        let bucket = table.bucket(last as usize);
+        // Half of the keys of the bucket move when it is split.
+        assert!((1..=4).all(|key| take(key << 6 | locked)));
+        let bucket = table.bucket(locked as usize);
         let held = hold_unchanged(bucket, bucket.header().load(Ordering::Acquire)).expect("no thread has it locked");
         thread::scope(|scope| {
             // Keys that belong in the upper block, and not in the bucket that is locked.
-            let keys = (1..).map(|number| number << 7 | 1 << 6 | number % last).take(KEYS as usize);
+            let others = (0..64).filter(|home| *home != locked).cycle();
+            let keys = (1..).zip(others).map(|(number, home)| number << 7 | 1 << 6 | home).take(KEYS);
             let adding = scope.spawn(|| keys.filter(|key| take(*key)).count());
-            thread::sleep(Duration::from_millis(100));
+            thread::sleep(Duration::from_millis(20));
             drop(held);
-            assert_eq!(adding.join().expect("no panic"), KEYS as usize);
+            assert_eq!(adding.join().expect("no panic"), KEYS);
         });
-        assert_eq!(table.occupied.load(Ordering::Relaxed), KEYS as usize + 4);
+        assert_eq!(table.occupied.load(Ordering::Relaxed), KEYS + 4);
     }
 
     #[test]
