@@ -112,6 +112,7 @@ impl State {
     fn after(before: &Self, rules: RuleSet, store: Store) -> Self {
         let in_flight = InFlight::after(&rules, Some((&before.rules, &before.in_flight)));
         rules.adopt_expression_errors(&before.rules);
+        rules.adopt_last_plans(&before.rules);
         let bans = before.bans.as_ref().and_then(|bans| KeyBans::new(bans.all().to_vec(), &rules, &in_flight));
         Self {
             rules,

@@ -101,7 +101,8 @@ pub(super) struct GrantRequest {
     /// The key: a string, or one string for each part of the limit's key.
     #[schemars(with = "Option<StringOrStrings>")]
     key: Option<OneOrMany>,
-    /// The plan whose numbers apply to the key. The limit's own do if left out.
+    /// The plan whose numbers apply to the key. If left out, that of the key's last request, if this process remembers one,
+    /// or else the limit's own numbers.
     plan: Option<String>,
     /// The units. A key never has more than its whole quota.
     units: Units,

@@ -59,7 +59,7 @@ fn paths(schemas: &mut Schemas) -> Value {
         "/v1/keys": { "get": schemas.read::<Keys>("Read the state of a key", json!([
             parameter("key", "A part of the key, in its order.", &keys),
             parameter("limit", "The name of a limit. All limits whose key has as many parts if left out.", &text),
-            parameter("plan", "The plan whose numbers apply, of that limit. Its own numbers if left out.", &text),
+            parameter("plan", "The plan whose numbers apply, of that limit. If left out, that of the key's last request, if this process remembers one, or else the limit's own numbers.", &text),
         ])) },
         "/v1/keys/reset": { "post": schemas.change_key::<ResetRequest>("Give a key its whole quota back") },
         "/v1/keys/grant": { "post": schemas.change_key::<GrantRequest>("Give units back to a key") },

@@ -108,7 +108,8 @@ pub(crate) fn with_key<T>(pieces: &[Piece<'_>], with: impl FnOnce(Key<'_>) -> T)
 }
 
 /// A rule that a caller names, with the plan whose numbers apply to the key. A name alone, which a string converts to,
-/// has no plan: then the rule's own numbers apply.
+/// has no plan: then that of the key's last request applies, if this process remembers one, or else the rule's own
+/// numbers.
 ///
 /// ```
 /// use tollgate::rules::{KeyPart, NamedRule, Rule, RuleSet};
@@ -166,7 +167,7 @@ impl<'a> From<&'a String> for NamedRule<'a> {
 #[derive(Debug)]
 pub(crate) struct NamedKey<'k> {
     pub(super) rule: u32,
-    /// The limit of the plan that the caller names.
+    /// The limit of the plan that the caller names, or else of the last request of the key.
     pub(super) plan: Option<LimitId>,
     pub(super) readings: KeyReadings<'k>,
 }
@@ -201,6 +202,7 @@ impl RuleSet {
         let number = self.number(name).ok_or_else(|| KeyError::UnknownRule { rule: name.to_owned() })?;
         let plan = plan.map(|plan| self.named_plan(number, plan)).transpose()?;
         let readings = self.rule(number).named_key(parts, self.path_reading())?;
+        let plan = plan.or_else(|| self.last_plan(number, readings.counted()));
         Ok(NamedKey { rule: number, plan, readings })
     }
 

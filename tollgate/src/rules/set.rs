@@ -5,6 +5,7 @@
 
 mod building;
 mod by_key;
+mod last_plans;
 mod phases;
 mod plain;
 mod unknown;
@@ -15,6 +16,7 @@ use std::time::Duration;
 
 pub use self::building::RuleSetBuilder;
 use self::by_key::Treatment;
+use self::last_plans::LastPlans;
 pub(crate) use self::phases::Phase;
 use self::phases::Phases;
 pub(crate) use self::plain::PerAddress;
@@ -88,6 +90,8 @@ struct Inner {
     have_bans: bool,
     /// `true` if a rule has numbers for plans.
     have_plans: bool,
+    /// The plan that each key last used, if a rule has numbers for plans.
+    last_plans: Option<LastPlans>,
     /// `true` if the decision service denies requests that no rule applies to.
     deny_unknown: bool,
     per_address: Option<PerAddress>,
@@ -313,7 +317,10 @@ impl RuleSet {
         let result = self.check_rule_with(number, request, &mut key, shortcut);
         self.0.rules[number as usize].check_read(number, request)?;
         match result {
-            RuleMatch::Hit(rule_hit) => with_key(key.counted(), |counted| found(&rule_hit, counted, key.others())),
+            RuleMatch::Hit(rule_hit) => {
+                self.note_plan(number, rule_hit.limit, key.counted());
+                with_key(key.counted(), |counted| found(&rule_hit, counted, key.others()));
+            }
             RuleMatch::Refused(number, refused) => return Err((Some(number), refused)),
             RuleMatch::NotMatched(_) | RuleMatch::Disabled | RuleMatch::KeyMissing(_) | RuleMatch::Exempt => {}
         }

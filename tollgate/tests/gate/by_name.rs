@@ -95,7 +95,7 @@ fn overrides_and_plans_are_reset_and_refunded_with_their_limit() {
     let bob = |cost| super::check(&gate, "GET", "/", &[("x-user-id", "bob"), ("x-plan", cost)]);
     assert_eq!(remaining(&bob("gold")), 999);
     let reset = ready(gate.reset_by_name("per-user", &[b"bob"]).unwrap()).unwrap();
-    assert_eq!(remaining(&reset), 10, "the base limit, because a plan comes from the request");
+    assert_eq!(remaining(&reset), 1000, "the plan of the last request");
     assert_eq!(remaining(&bob("gold")), 999);
     assert_eq!(remaining(&ready(gate.reset_by_name("per-user", ANN).unwrap()).unwrap()), 20);
 }

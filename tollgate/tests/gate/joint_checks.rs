@@ -56,21 +56,25 @@ fn checks_of_one_key_under_several_plans_must_fit_into_each() {
     let limit = Limit::new("one", FixedWindow::new(5, MINUTE)).unwrap();
     let rule = Rule::new(limit).key(KeyPart::descriptor("user")).plan(KeyPart::descriptor("plan"));
     let (gate, _) = gate([rule.plan_limit("gold", FixedWindow::new(8, MINUTE))]);
-    let request = [("user", "ann"), ("plan", "gold")];
-    let gold = Facts::new("GET", "/").descriptors(&request);
-    let both = |cost| [JointCheck::Request(&gold), named("one", &[b"ann"], cost)];
+    let (with_plan, without) = ([("user", "ann"), ("plan", "gold")], [("user", "ann")]);
+    let (gold, plain) = (Facts::new("GET", "/").descriptors(&with_plan), Facts::new("GET", "/").descriptors(&without));
+    let of_both = |of_limit| {
+        let plain = std::iter::repeat_with(|| JointCheck::Request(&plain)).take(of_limit);
+        std::iter::once(JointCheck::Request(&gold)).chain(plain).collect::<Vec<_>>()
+    };
+    let numbers = |outcome: &Outcome| (outcome.decision().unwrap().quota(), remaining(outcome));
     // The plan has room for six units, the limit itself has not.
-    let mut reversed = both(5);
+    let mut reversed = of_both(5);
     reversed.reverse();
-    for checks in [both(5), reversed] {
+    for (checks, last_quota) in [(of_both(5), 5), (reversed, 8)] {
         let outcomes = together(&gate, &checks);
         assert!(outcomes.iter().any(|outcome| !outcome.is_allowed()), "{outcomes:?}");
-        assert_eq!(remaining(&together(&gate, &[named("one", &[b"ann"], 0)])[0]), 5, "nothing was taken");
+        let peeked = numbers(&together(&gate, &[named("one", &[b"ann"], 0)])[0]);
+        assert_eq!(peeked, (last_quota, last_quota), "nothing was taken");
     }
-    let outcomes = together(&gate, &both(3));
+    let outcomes = together(&gate, &of_both(3));
     assert!(outcomes.iter().all(Outcome::is_allowed));
-    let quotas = |outcome: &Outcome| (outcome.decision().unwrap().quota(), remaining(outcome));
-    assert_eq!((quotas(&outcomes[0]), quotas(&outcomes[1])), ((8, 4), (5, 1)), "each reports its own numbers");
+    assert_eq!((numbers(&outcomes[0]), numbers(&outcomes[1])), ((8, 4), (5, 1)), "each reports its own numbers");
 }
 
 #[test]

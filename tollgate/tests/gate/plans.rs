@@ -1,9 +1,10 @@
 //! Overrides and costs.
 
-use tollgate::rules::{Cost, KeyPart, Rule};
+use tollgate::rules::{Cost, KeyPart, NamedRule, Rule};
 use tollgate::{FixedWindow, Limit, MINUTE, Rate, TokenBucket};
 
-use super::{check, gate, remaining};
+use super::by_name::ready;
+use super::{check, gate, remaining, rule_set};
 
 fn per_user() -> Rule {
     let key = KeyPart::header("x-user-id");
@@ -35,6 +36,37 @@ fn plans_and_single_keys_have_overrides() {
     // A client that changes plans keeps what it has spent.
     assert_eq!(left("bob", "gold"), (1000, 998));
     assert_eq!(left("bob", "trial"), (3, 0));
+}
+
+#[test]
+fn operations_by_name_use_the_plan_of_the_last_request() {
+    let (gate, _) = gate([tiered()]);
+    let request =
+        |user: &str, plan: &str| remaining(&check(&gate, "GET", "/", &[("x-user-id", user), ("x-plan", plan)]));
+    let by_name = |user: &str, plan: Option<&str>| {
+        let check = gate.check_by_name(NamedRule::new("per-user").plan(plan), &[user.as_bytes()], 0).unwrap();
+        let decision = *ready(check.outcome()).decision().unwrap();
+        (decision.quota(), decision.remaining())
+    };
+    assert_eq!(by_name("ann", None), (10, 10), "no request has told its plan");
+    assert_eq!(request("ann", "gold"), 999);
+    assert_eq!(by_name("ann", None), (1000, 999));
+    assert_eq!(by_name("ann", Some("trial")), (3, 2));
+    assert_eq!(by_name("ann", None), (1000, 999), "an operation by name is no request");
+    assert_eq!(request("ann", "trial"), 1);
+    assert_eq!(by_name("ann", None), (3, 1));
+    assert_eq!(request("vip", "gold"), 4999);
+    assert_eq!(by_name("vip", None), (5000, 4999), "a key's own numbers come first");
+    let units = ready(gate.refund_by_name("per-user", &[b"ann"], 1).unwrap()).unwrap();
+    assert_eq!(units.decision().unwrap().quota(), 3);
+
+    // Another limit comes first now, and the plan has other numbers.
+    let other = Rule::new(Limit::new("other", FixedWindow::new(1, MINUTE)).unwrap()).key(KeyPart::header("x-other"));
+    let raised = per_user().plan(KeyPart::header("x-plan")).plan_limit("trial", FixedWindow::new(5, MINUTE));
+    gate.replace(rule_set([other.clone(), raised])).unwrap();
+    assert_eq!(by_name("ann", None), (5, 4));
+    gate.replace(rule_set([other, per_user()])).unwrap();
+    assert_eq!(by_name("ann", None), (10, 9), "there is no such plan any more");
 }
 
 #[test]

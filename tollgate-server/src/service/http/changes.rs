@@ -25,7 +25,8 @@ pub(crate) struct RefundRequest {
     /// The key: a string, or one string for each part of the limit's key.
     #[schemars(with = "Option<StringOrStrings>")]
     key: Option<OneOrMany>,
-    /// The plan whose numbers apply to the key: one that the limit has overrides for. Without it, the limit's own do.
+    /// The plan whose numbers apply to the key: one that the limit has overrides for. Without it, that of the key's last
+    /// request, if this process remembers one, or else the limit's own numbers.
     plan: Option<String>,
     /// The units to give back: 1 by default.
     units: Option<Units>,
@@ -45,7 +46,8 @@ pub(crate) struct ResetRequest {
     /// The key: a string, or one string for each part of the limit's key.
     #[schemars(with = "Option<StringOrStrings>")]
     key: Option<OneOrMany>,
-    /// The plan whose numbers apply to the key: one that the limit has overrides for. Without it, the limit's own do.
+    /// The plan whose numbers apply to the key: one that the limit has overrides for. Without it, that of the key's last
+    /// request, if this process remembers one, or else the limit's own numbers.
     plan: Option<String>,
 }
 

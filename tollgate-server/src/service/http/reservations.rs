@@ -29,7 +29,8 @@ pub(crate) struct ReserveRequest {
     /// The key: a string, or one string for each part of the limit's key.
     #[schemars(with = "Option<StringOrStrings>")]
     key: Option<OneOrMany>,
-    /// The plan whose numbers apply to the key: one that the limit has overrides for. Without it, the limit's own do.
+    /// The plan whose numbers apply to the key: one that the limit has overrides for. Without it, that of the key's last
+    /// request, if this process remembers one, or else the limit's own numbers.
     plan: Option<String>,
     /// The estimated cost: 1 by default, and at least 1.
     cost: Option<Units>,

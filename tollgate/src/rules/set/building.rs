@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::last_plans::LastPlans;
 use super::{Compiled, Inner, MAX_KEY_PARTS, PerAddress, Phases, PlainRule, RuleSet};
 use crate::algorithm::Algorithm;
 use crate::decision::{Generation, LimitId};
@@ -206,6 +207,7 @@ impl RuleSetBuilder {
         #[cfg(feature = "file")]
         let observers = observers(&compiled, rates);
         let names = compiled.iter().map(|one| one.rule.name().into());
+        let have_plans = compiled.iter().any(|one| !one.by_plan.is_empty());
         Ok(RuleSet(Arc::new(Inner {
             numbers: names.zip(0..).collect(),
             may_change: compiled
@@ -215,7 +217,8 @@ impl RuleSetBuilder {
             have_deferred: compiled.iter().any(|one| one.rule.response_settlement.is_deferred()),
             per_address: PerAddress::of(&compiled, &index, &shortcuts, &self.proxies),
             have_bans: compiled.iter().any(|one| one.ban.is_some()),
-            have_plans: compiled.iter().any(|one| !one.by_plan.is_empty()),
+            have_plans,
+            last_plans: have_plans.then(LastPlans::default),
             deny_unknown: self.deny_unknown,
             phases: Phases::of(&compiled),
             #[cfg(feature = "file")]
