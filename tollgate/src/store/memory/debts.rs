@@ -77,7 +77,7 @@ impl MemoryStore {
                 Ok(charged) => return charged,
                 Err(Obstacle::Busy(busy)) => view.make_room(&busy, hit.fingerprint, now),
                 Err(Obstacle::NoDebtTable(of)) => {
-                    if !self.add_debt_table(view, &of, now) {
+                    if !view.add_debt_table(&of, now) {
                         without_room = WithoutRoom::TakeTheRest;
                     }
                 }
@@ -113,19 +113,11 @@ impl MemoryStore {
             match restored {
                 Ok(restored) => return restored.is_some(),
                 Err(Obstacle::Busy(busy)) => view.make_room(&busy, fingerprint, now),
-                Err(Obstacle::NoDebtTable(of)) if !self.add_debt_table(view, &of, now) => return false,
+                Err(Obstacle::NoDebtTable(of)) if !view.add_debt_table(&of, now) => return false,
                 Err(Obstacle::NoDebtTable(_)) => {}
             }
             attempts = pause(attempts);
         }
-    }
-
-    /// Adds a table for debts to the family, unless it has one by now. Returns false if there is no memory for it.
-    #[cold]
-    fn add_debt_table(&self, view: FamilyView<'_>, of: &Compiled, now: u64) -> bool {
-        // A reload replaces the list of tables.
-        let _families = self.families.0.lock();
-        view.family.add_debt_table(of, &view.table.budget, now)
     }
 }
 
@@ -194,11 +186,13 @@ impl<'a> FamilyView<'a> {
         match self.move_to_debts(holds, members, (from, self.algorithm), fingerprint, now, |_| {}) {
             Ok(moved) => Ok(moved.is_some()),
             Err(Obstacle::Busy(busy)) => Err(busy),
-            Err(Obstacle::NoDebtTable(of)) if self.family.add_debt_table(&of, &self.table.budget, now) => {
-                Err(Busy::Held)
-            }
+            Err(Obstacle::NoDebtTable(of)) if self.add_debt_table(&of, now) => Err(Busy::Held),
             Err(Obstacle::NoDebtTable(_)) => Ok(false),
         }
+    }
+
+    fn add_debt_table(self, of: &Compiled, now: u64) -> bool {
+        self.family.add_debt_table(of, &self.table.budget, now)
     }
 
     /// Decides on a key that stays in the table for debts.

@@ -44,11 +44,11 @@ use smallvec::SmallVec;
 
 use super::claim::{HeldBuckets, SlotRef};
 use super::family::{Family, FamilyView, Member, Usage};
-use super::table::{Bucket, Busy, EMPTY, LOCKED, Layout, PASSED_BY, PATIENCE, SEGMENTS, Table, header_at, pause};
+use super::table::{Bucket, Busy, EMPTY, LOCKED, Layout, PASSED_BY, PATIENCE, SEGMENTS, Table, header_at, level_of};
 use super::{MemoryStore, tables};
 use crate::algorithm::{LimitAlgorithm, StateWords, with_algorithm};
 use crate::budget::Budget;
-use crate::sync::{AtomicBool, Ordering};
+use crate::sync::{AtomicBool, Ordering, yield_now};
 use crate::units::Timestamp;
 
 /// Splits with each new key: enough to complete a doubling long before the next is due.
@@ -118,7 +118,7 @@ impl Table {
         let until = (split + count).min((block + 1) << self.layout.block_bits);
         let split =
             split + (split..until).take_while(|index| self.split(algorithm, now, *index, level).is_ok()).count();
-        if split.is_multiple_of(self.layout.block()) {
+        if split == (block + 1) << self.layout.block_bits {
             self.set_splitting(None);
         }
         let (level, split) = if split == self.buckets_at(level) { (level + 1, 0) } else { (level, split) };
@@ -145,9 +145,11 @@ impl Table {
 
     /// Waits a while for the thread that is sweeping the table or growing it: what that does needs locks.
     fn wait_for_growth(&self) {
-        let mut attempts = 0;
-        while self.growing.load(Ordering::Relaxed) && attempts < PATIENCE {
-            attempts = pause(attempts);
+        for _ in 0..PATIENCE {
+            if !self.growing.load(Ordering::Relaxed) {
+                return;
+            }
+            yield_now();
         }
     }
 
@@ -200,8 +202,10 @@ impl Table {
     ) -> Result<usize, Busy> {
         let mut holds = HeldBuckets::default();
         let (low, high) = (self.bucket(index), self.upper(index, level));
+        // Levels only rise. A bucket that is split already may be in use, and is left alone.
+        let is_split = |header| level_of(header) != level;
         // The low bucket is unlocked last: it redirects readers to the high one, which must be ready.
-        if holds.hold(low)?.level() != level {
+        if is_split(low.header().load(Ordering::Acquire)) || is_split(holds.hold(low)?.header()) {
             return Ok(0);
         }
         holds.hold(high)?;
@@ -612,8 +616,7 @@ mod tests {
         };
         // Half of the keys of the bucket move when it is split.
         assert!((1..=4).all(|key| take(key << 6 | locked)));
-        let bucket = table.bucket(locked as usize);
-        let held = hold_unchanged(bucket, bucket.header().load(Ordering::Acquire)).expect("no thread has it locked");
+        let held = held(&table, locked as usize);
         thread::scope(|scope| {
             // Keys that belong in the upper block, and not in the bucket that is locked.
             let others = (0..64).filter(|home| *home != locked).cycle();
@@ -624,6 +627,57 @@ mod tests {
             assert_eq!(adding.join().expect("no panic"), KEYS);
         });
         assert_eq!(table.occupied.load(Ordering::Relaxed), KEYS + 4);
+    }
+
+    fn takes(table: &Table, limit: &Limit, fingerprint: u64) -> bool {
+        let hit = HashedHit { limit: LimitId::first(), fingerprint, cost: 1 };
+        with_algorithm!(limit.compiled(), algorithm => table.decide(algorithm, None, hit, 0, Mode::Take)).is_allowed()
+    }
+
+    fn held(table: &Table, index: usize) -> super::super::table::Held<'_> {
+        let bucket = table.bucket(index);
+        hold_unchanged(bucket, bucket.header().load(Ordering::Acquire)).expect("no thread has it locked")
+    }
+
+    #[test]
+    fn a_step_that_ends_early_leaves_the_next_block_and_the_end_of_the_level_alone() {
+        let budget = Budget::new(1 << 20);
+        let table = Table::of_level(Layout::new(1, 2), 1, &budget).expect("enough memory");
+        let limit = Limit::new("limit", FixedWindow::new(10, MINUTE)).expect("a valid limit");
+        let locked = held(&table, 70);
+        // Keys of the first of two blocks.
+        assert!((1..).zip((0..64).cycle()).take(800).all(|(number, home)| takes(&table, &limit, number << 7 | home)));
+        assert_eq!(table.extent(), (1, 70));
+        drop(locked);
+        assert!((1..=400).all(|number| takes(&table, &limit, number << 13 | 1 << 12)));
+        let (level, split) = table.extent();
+        assert!(level >= 2, "{level} {split}");
+    }
+
+    #[test]
+    fn a_block_that_is_partly_split_gets_no_keys_while_a_lock_stops_the_growth() {
+        const KEYS: usize = 1_400;
+        let budget = Budget::new(1 << 20);
+        let table = Table::of_level(Layout::new(1, 2), 1, &budget).expect("enough memory");
+        let limit = Limit::new("limit", FixedWindow::new(10, MINUTE)).expect("a valid limit");
+        assert!((1..=4).all(|key| takes(&table, &limit, key << 7 | 124)));
+        with_algorithm!(limit.compiled(), algorithm => {
+            table.grow(algorithm, 0, 64);
+            assert_eq!(table.extent(), (1, 64));
+            let last = held(&table, 124);
+            assert!(!table.split_block(algorithm, 0, 1, 1));
+            let first = held(&table, 64);
+            thread::scope(|scope| {
+                // Each key of the other block makes the table try to grow.
+                let others = (1..).zip((0..64).cycle()).map(|(number, home)| number << 7 | home);
+                let keys = (1..).zip((65..124).cycle()).map(|(number, home)| number << 8 | 1 << 7 | home);
+                let keys = others.zip(keys).flat_map(|(other, key)| [other, key]).take(KEYS);
+                let adding = scope.spawn(|| keys.filter(|key| takes(&table, &limit, *key)).count());
+                thread::sleep(Duration::from_millis(200));
+                drop((first, last));
+                assert_eq!(adding.join().expect("no panic"), KEYS);
+            });
+        });
     }
 
     #[test]

@@ -586,10 +586,6 @@ impl Held<'_> {
         self.header
     }
 
-    pub(super) fn level(&self) -> u32 {
-        level_of(self.header)
-    }
-
     /// Makes concurrent readers of this bucket retry.
     pub(super) fn mark_written(&mut self) {
         self.written = true;

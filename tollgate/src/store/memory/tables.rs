@@ -138,10 +138,17 @@ pub(super) fn choose(
         limits[index] = limits[index].with_compiled(compiled);
         tables[index] = Some((table, (family.clone(), usage)));
     }
-    for (name, PlannedMembers { family, members, ceiling, frozen, .. }) in planned {
-        family.raise_ceiling(ceiling);
-        family.set(members);
-        drop(frozen);
+    // No list stays frozen while keys are moved: decisions on some keys wait for it.
+    let changed: Vec<_> = planned
+        .into_iter()
+        .map(|(name, PlannedMembers { family, members, ceiling, frozen, .. })| {
+            family.raise_ceiling(ceiling);
+            family.set(members);
+            drop(frozen);
+            (name, family)
+        })
+        .collect();
+    for (name, family) in changed {
         merge_retired(&family, now);
         known.insert(name, family);
     }
