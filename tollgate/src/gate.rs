@@ -297,7 +297,8 @@ impl Gate {
     }
 
     /// Checks a key of the rule named `rule`, without matching a request. Overrides, exemptions, blocks and bans for
-    /// the key apply, and the numbers of the plan that a [`NamedRule`] names. Limits on requests in flight do not, because the end of the request is unknown.
+    /// the key apply, and the numbers of the plan that a [`NamedRule`] names, or else of the key's last request. Limits
+    /// on requests in flight do not, because the end of the request is unknown.
     ///
     /// The key has one value for each part of the rule's key, in any spelling that a request could send: `2001:db8::7`
     /// for an address counts as its network.

@@ -41,7 +41,8 @@ const HUNG_UP: Reasons = Reasons {
 /// Asserts that the reason of a 502 is reported in all three places, and that the upstream got the request this many
 /// times.
 fn assert_reported(protocol: Protocol, reasons: &Reasons, upstream: &str, request: &str, times: usize) {
-    let route = format!("{{ name: all, path: /**, upstream: '{upstream}', eject: {{ after: 1 }} }}");
+    let route =
+        format!("{{ name: all, path: /**, upstream: '{upstream}', connect_timeout: 20s, eject: {{ after: 1 }} }}");
     let gateway = protocol.start(&format!("admin: {{ listen: '127.0.0.1:0' }}\n{}", site("", &[route], "")));
     let answer = gateway.client().ask(request);
     assert_eq!((answer.status, answer.text()), (502, &*body(reasons)), "{request}");

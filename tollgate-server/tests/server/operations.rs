@@ -249,8 +249,7 @@ fn a_plan_applies_to_operations_by_name() {
         for (body, message) in [
             (
                 json!({"limit": "per-tenant", "key": "ann", "plan": "por"}),
-                "`plan`: `per-tenant` has no numbers for a plan `por`: use pro, trial, or leave it out for the limit's own \
-                 numbers",
+                "`plan`: `per-tenant` has no numbers for a plan `por`: use pro, trial, or leave it out",
             ),
             (
                 json!([{"limit": "global"}, {"limit": "global", "plan": "pro"}]),

@@ -34,6 +34,8 @@ pub(crate) struct KeyReadings<'r> {
     /// Each of these keys by the other fingerprint of the client's certificate, in the same order. They name the same
     /// client, so that an exemption of one of them is enough. Empty if the client has one name.
     names: SmallVec<[Pieces<'r>; 1]>,
+    /// The limit of the request's plan, if no list or override came first.
+    pub(super) plan: Option<LimitId>,
 }
 
 /// The keys that a request has beside the one that is counted.
@@ -184,9 +186,9 @@ impl<'k> NamedKey<'k> {
 
     pub(crate) fn into_owned(self) -> NamedKey<'static> {
         let owned = |pieces: Pieces<'_>| pieces.into_iter().map(Piece::into_owned).collect();
-        let KeyReadings { first, others, names } = self.readings;
+        let KeyReadings { first, others, names, plan } = self.readings;
         let others = others.into_iter().map(owned).collect();
-        let readings = KeyReadings { first: owned(first), others, names: names.into_iter().map(owned).collect() };
+        let readings = KeyReadings { first: owned(first), others, names: names.into_iter().map(owned).collect(), plan };
         NamedKey { rule: self.rule, plan: self.plan, readings }
     }
 }
@@ -330,7 +332,7 @@ impl KeyError {
             Self::UnknownPlan { plans, .. } => {
                 let more = if plans.len() > MAX_SHOWN_PLANS { ", …" } else { "" };
                 let known = plans[..plans.len().min(MAX_SHOWN_PLANS)].join(", ");
-                format!("use {known}{more}, or leave it out for the limit's own numbers")
+                format!("use {known}{more}, or leave it out")
             }
             Self::PartCount { parts, .. } if parts.is_empty() => "leave it out".to_owned(),
             Self::PartCount { parts, .. } => format!("give {}", parts.join(", ")),

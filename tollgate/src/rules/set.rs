@@ -318,7 +318,9 @@ impl RuleSet {
         self.0.rules[number as usize].check_read(number, request)?;
         match result {
             RuleMatch::Hit(rule_hit) => {
-                self.note_plan(number, rule_hit.limit, key.counted());
+                if let Some(plan) = key.plan {
+                    self.note_plan(number, plan, key.counted());
+                }
                 with_key(key.counted(), |counted| found(&rule_hit, counted, key.others()));
             }
             RuleMatch::Refused(number, refused) => return Err((Some(number), refused)),

@@ -57,6 +57,7 @@ fn operations_by_name_use_the_plan_of_the_last_request() {
     assert_eq!(by_name("ann", None), (3, 1));
     assert_eq!(request("vip", "gold"), 4999);
     assert_eq!(by_name("vip", None), (5000, 4999), "a key's own numbers come first");
+    gate.compact();
     let units = ready(gate.refund_by_name("per-user", &[b"ann"], 1).unwrap()).unwrap();
     assert_eq!(units.decision().unwrap().quota(), 3);
 
@@ -67,6 +68,36 @@ fn operations_by_name_use_the_plan_of_the_last_request() {
     assert_eq!(by_name("ann", None), (5, 4));
     gate.replace(rule_set([other, per_user()])).unwrap();
     assert_eq!(by_name("ann", None), (10, 9), "there is no such plan any more");
+}
+
+#[test]
+fn rules_that_come_back_do_not_bring_back_plans() {
+    let (gate, _) = gate([tiered()]);
+    let first = gate.rules();
+    let request = |plan: &str| check(&gate, "GET", "/", &[("x-user-id", "ann"), ("x-plan", plan)]);
+    let quota = || ready(gate.check_by_name("per-user", &[b"ann"], 0).unwrap().outcome()).decision().unwrap().quota();
+    assert!(request("gold").is_allowed());
+    gate.replace(rule_set([tiered()])).unwrap();
+    assert_eq!(quota(), 1000);
+    assert!(request("").is_allowed());
+    assert_eq!(quota(), 10);
+    gate.replace(first).unwrap();
+    assert_eq!(quota(), 10, "the last request had no plan");
+}
+
+#[test]
+fn many_plans_are_remembered_until_others_take_their_places() {
+    let (gate, _) = gate([tiered()]);
+    let names: Vec<String> = (0..20_000).map(|number| format!("user {number}")).collect();
+    for name in &names {
+        assert!(check(&gate, "GET", "/", &[("x-user-id", name), ("x-plan", "gold")]).is_allowed());
+    }
+    let quota = |name: &str| {
+        let outcome = ready(gate.check_by_name("per-user", &[name.as_bytes()], 0).unwrap().outcome());
+        outcome.decision().unwrap().quota()
+    };
+    let kept = names.iter().filter(|name| quota(name) == 1000).count();
+    assert!(kept > names.len() * 99 / 100, "{kept} of {} are remembered", names.len());
 }
 
 #[test]

@@ -30,17 +30,21 @@ impl Compiled {
 }
 
 impl RuleSet {
-    /// Returns what a rule says about the key of a request.
-    pub(super) fn treat(&self, compiled: &Compiled, key: &KeyReadings<'_>, request: &Request<'_>) -> Treatment {
-        self.treat_with(compiled, key, || {
+    /// Returns what a rule says about the key of a request, and notes the limit of the request's plan.
+    pub(super) fn treat(&self, compiled: &Compiled, key: &mut KeyReadings<'_>, request: &Request<'_>) -> Treatment {
+        let mut plan = None;
+        let treatment = self.treat_with(compiled, key, || {
             let first = compiled.plan_limit(request);
+            plan = Some(first);
             match &compiled.rule.plan {
                 Some(plan) if plan.may_read_path() => request
                     .for_other_readings(|| compiled.plan_limit(request))
                     .fold(first, |one, other| self.stricter(compiled, one, other)),
                 _ => first,
             }
-        })
+        });
+        key.plan = plan;
+        treatment
     }
 
     fn treat_with(&self, compiled: &Compiled, key: &KeyReadings<'_>, unlisted: impl FnOnce() -> LimitId) -> Treatment {

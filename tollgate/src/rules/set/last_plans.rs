@@ -1,110 +1,131 @@
 //! The plan that each key last used, so that operations by name agree with requests.
 //!
 //! A request tells its plan; a program that names a limit and a key may not know it. The table has a fixed size and
-//! forgets a key when another takes its place: then the own numbers of the limit apply, as for a key that no request
+//! may forget any key when others take its place: then the own numbers of the limit apply, as for a key that no request
 //! has used. Other processes have tables of their own.
 
 use std::hash::{BuildHasher, Hash, Hasher};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use super::{Inner, RuleSet};
 use crate::decision::LimitId;
 use crate::rules::key_part::Piece;
 
-/// Keys whose plan is remembered: half a megabyte.
-const PLACES: usize = 1 << 16;
+/// Keys of one set: those of a cache line.
+const WAYS: usize = 8;
+/// Half a megabyte in all.
+const SETS: usize = 1 << 13;
+/// The low bits of a place are the number of a limit, counted from 1; the others are from the hash of the key. All are 0
+/// if it is empty.
+const LIMIT_BITS: u32 = 20;
+const LIMIT_MASK: u64 = (1 << LIMIT_BITS) - 1;
 
-/// For each place, the upper half of the hash of a key, and the number of a limit, counted from 1; 0 if it is empty.
-pub(super) struct LastPlans {
-    places: Box<[AtomicU64]>,
-}
+pub(super) struct LastPlans(Box<[AtomicU64]>);
 
 impl Default for LastPlans {
     fn default() -> Self {
-        Self { places: (0..PLACES).map(|_| AtomicU64::new(0)).collect() }
+        Self((0..SETS * WAYS).map(|_| AtomicU64::new(0)).collect())
     }
 }
 
-/// The hasher of all tables, so that a place means the same in the next one.
-fn hasher() -> &'static ahash::RandomState {
-    static HASHER: OnceLock<ahash::RandomState> = OnceLock::new();
-    HASHER.get_or_init(ahash::RandomState::new)
-}
-
-impl LastPlans {
-    fn place(&self, hash: u64) -> &AtomicU64 {
-        &self.places[hash as usize % PLACES]
-    }
-
-    /// Returns the number of a key's limit.
-    fn get(&self, hash: u64) -> Option<u32> {
-        let entry = self.place(hash).load(Ordering::Relaxed);
-        limit_in(entry).filter(|_| entry >> 32 == hash >> 32)
-    }
-}
-
+/// Hashes a key with a secret. It is the same for all tables, so that a place means the same in the next one.
 fn hash(rule: &str, key: &[Piece<'_>]) -> u64 {
-    let mut hasher = hasher().build_hasher();
+    static HASHER: OnceLock<ahash::RandomState> = OnceLock::new();
+    let mut hasher = HASHER.get_or_init(ahash::RandomState::new).build_hasher();
     rule.hash(&mut hasher);
     key.iter().for_each(|piece| piece.as_bytes().hash(&mut hasher));
     hasher.finish()
 }
 
-fn entry(hash: u64, limit: LimitId) -> u64 {
-    hash >> 32 << 32 | (limit.index() as u64 + 1)
+fn entry(hash: u64, limit: LimitId) -> Option<u64> {
+    let number = limit.index() as u64 + 1;
+    (number <= LIMIT_MASK).then_some(hash & !LIMIT_MASK | number)
 }
 
-fn limit_in(entry: u64) -> Option<u32> {
-    (entry as u32).checked_sub(1)
+/// Returns the number of the limit in an entry, if it is not empty.
+fn limit_in(entry: u64) -> Option<usize> {
+    ((entry & LIMIT_MASK) as usize).checked_sub(1)
+}
+
+impl LastPlans {
+    fn set_of(&self, hash: u64) -> &[AtomicU64] {
+        let first = hash as usize % SETS * WAYS;
+        &self.0[first..first + WAYS]
+    }
+
+    /// Returns the place of a key, and the number of its limit.
+    fn find(&self, hash: u64) -> Option<(&AtomicU64, usize)> {
+        self.set_of(hash).iter().find_map(|place| {
+            let entry = place.load(Ordering::Relaxed);
+            let limit = limit_in(entry).filter(|_| entry >> LIMIT_BITS == hash >> LIMIT_BITS)?;
+            Some((place, limit))
+        })
+    }
+
+    /// Returns the place for a new key. If all are taken, it takes that of another.
+    fn place_for(&self, hash: u64) -> &AtomicU64 {
+        let set = self.set_of(hash);
+        let empty = set.iter().find(|place| place.load(Ordering::Relaxed) == 0);
+        empty.unwrap_or_else(|| &set[(hash >> SETS.ilog2()) as usize % WAYS])
+    }
 }
 
 impl RuleSet {
-    /// Remembers the limit that a request of a key was counted by.
-    #[inline]
+    /// Remembers the limit of the plan that a request of a key had.
     pub(super) fn note_plan(&self, number: u32, limit: LimitId, key: &[Piece<'_>]) {
         let compiled = &self.0.rules[number as usize];
-        if let Some(plans) = &self.0.last_plans
-            && !compiled.by_plan.is_empty()
-        {
-            let hash = hash(compiled.rule.name(), key);
-            let before = plans.get(hash).map(|before| before as usize);
+        let Some(plans) = self.0.last_plans.as_ref().filter(|_| !compiled.by_plan.is_empty()) else { return };
+        let hash = hash(compiled.rule.name(), key);
+        let place = match plans.find(hash) {
+            Some((_, known)) if known == limit.index() => return,
+            Some((place, _)) => place,
             // Most keys without a plan have never had one.
-            if before != Some(limit.index()) && (before.is_some() || limit != compiled.limit) {
-                plans.place(hash).store(entry(hash, limit), Ordering::Relaxed);
-            }
+            None if limit == compiled.limit => return,
+            None => plans.place_for(hash),
+        };
+        if let Some(entry) = entry(hash, limit) {
+            place.store(entry, Ordering::Relaxed);
         }
     }
 
-    /// Returns the limit that the last request of a key was counted by, if it is remembered.
+    /// Returns the limit of the plan that the last request of a key had, if it is remembered.
     pub(in crate::rules) fn last_plan(&self, number: u32, key: &[Piece<'_>]) -> Option<LimitId> {
         let compiled = &self.0.rules[number as usize];
         let plans = self.0.last_plans.as_ref().filter(|_| !compiled.by_plan.is_empty())?;
-        let number = plans.get(hash(compiled.rule.name(), key))?;
-        Some(LimitId::new(number, self.0.generation))
+        let (_, limit) = plans.find(hash(compiled.rule.name(), key))?;
+        // Keys of two rules may have equal hashes.
+        let is_of_rule = self.0.owners.get(limit) == Some(&number);
+        is_of_rule.then(|| LimitId::new(limit as u32, self.0.generation))
     }
 
     /// Remembers the plans that keys used under the rules that these replace, as far as there are such plans.
     pub(crate) fn adopt_last_plans(&self, before: &Self) {
-        let (Some(plans), Some(former)) = (&self.0.last_plans, &before.0.last_plans) else { return };
-        let limits: Vec<_> = (0..before.0.owners.len()).map(|number| self.0.same_plan(&before.0, number)).collect();
-        for (place, from) in plans.places.iter().zip(&former.places) {
-            let known = from.load(Ordering::Relaxed);
-            if let Some(limit) = limit_in(known).and_then(|number| *limits.get(number as usize)?) {
-                place.store(entry(known, limit), Ordering::Relaxed);
-            }
+        let Some(plans) = self.0.last_plans.as_ref().filter(|_| !Arc::ptr_eq(&self.0, &before.0)) else { return };
+        let limits = self.0.same_plans(&before.0);
+        for (index, place) in plans.0.iter().enumerate() {
+            let known = before.0.last_plans.as_ref().map_or(0, |former| former.0[index].load(Ordering::Relaxed));
+            let limit = limit_in(known).and_then(|limit| *limits.get(limit)?);
+            place.store(limit.and_then(|limit| entry(known, limit)).unwrap_or(0), Ordering::Relaxed);
         }
     }
 }
 
 impl Inner {
-    /// Returns the limit of the plan that a limit of other rules is for. `None` if plans shared that one and differ now.
-    fn same_plan(&self, other: &Self, number: usize) -> Option<LimitId> {
-        let former = &other.rules[*other.owners.get(number)? as usize];
-        let now = &self.rules[*self.numbers.get(former.rule.name())? as usize];
-        let plans = former.by_plan.iter().filter(|(_, limit)| limit.index() == number);
-        let mut limits = plans.map(|(plan, _)| now.by_plan.get(plan).copied());
-        let first = limits.next()??;
-        limits.all(|other| other == Some(first)).then_some(first)
+    /// Returns, for each limit of other rules, the limit here of the same plan. `None` if there is none, or if plans shared that
+    /// limit and differ here.
+    fn same_plans(&self, other: &Self) -> Vec<Option<LimitId>> {
+        let mut limits: Vec<Option<Option<LimitId>>> = vec![None; other.owners.len()];
+        for former in &other.rules {
+            let now = self.numbers.get(former.rule.name()).map(|number| &self.rules[*number as usize]);
+            let plans = former.by_plan.iter().map(|(plan, limit)| (limit, now.and_then(|now| now.by_plan.get(plan))));
+            let own = std::iter::once((&former.limit, now.map(|now| &now.limit)));
+            for (limit, same) in plans.chain(own).map(|(limit, same)| (limit, same.copied())) {
+                if let Some(known) = limits.get_mut(limit.index()) {
+                    *known = Some(known.map_or(same, |other| other.filter(|other| Some(*other) == same)));
+                }
+            }
+        }
+        limits.into_iter().map(Option::flatten).collect()
     }
 }

@@ -133,6 +133,7 @@ impl Family {
     /// Adds a table for debts, unless there is one of its meaning, or the list of tables is about to be replaced. Returns false
     /// if there is no memory for it.
     fn add_debt_table(&self, of: &Compiled, budget: &Budget, now: u64) -> bool {
+        let _adding = self.adding_debts.lock();
         if self.is_frozen() || self.members().debts(of).is_some() {
             return true;
         }

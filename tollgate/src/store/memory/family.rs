@@ -48,6 +48,8 @@ pub(crate) struct Family {
     pub(super) ceiling: Arc<std::sync::atomic::AtomicU64>,
     /// How often keys of any table have lacked a slot.
     pub(super) overflow: Arc<OverflowCounts>,
+    /// Held while a table for debts is added: two threads would each take memory for one.
+    pub(super) adding_debts: Mutex<()>,
 }
 
 /// The tables at one time. Replaced as a whole.
@@ -136,6 +138,7 @@ impl Family {
             is_frozen: AtomicBool::new(false),
             ceiling: Arc::default(),
             overflow: Arc::default(),
+            adding_debts: Mutex::new(()),
         }
     }
 

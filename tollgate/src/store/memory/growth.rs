@@ -604,6 +604,7 @@ mod tests {
         (0..64).step_by(9).for_each(grows_on_after_a_pause_at);
     }
 
+    #[expect(clippy::disallowed_methods, reason = "a thread that is preempted, as others see it")]
     fn grows_on_after_a_pause_at(locked: u64) {
         /// More keys than two blocks have slots.
         const KEYS: usize = 1_200;
@@ -655,6 +656,7 @@ mod tests {
     }
 
     #[test]
+    #[expect(clippy::disallowed_methods, reason = "a thread that is preempted, as others see it")]
     fn a_block_that_is_partly_split_gets_no_keys_while_a_lock_stops_the_growth() {
         const KEYS: usize = 1_400;
         let budget = Budget::new(1 << 20);
