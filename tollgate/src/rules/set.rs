@@ -88,9 +88,7 @@ struct Inner {
     have_deferred: bool,
     /// `true` if a rule has a ban.
     have_bans: bool,
-    /// `true` if a rule has numbers for plans.
-    have_plans: bool,
-    /// The plan that each key last used, if a rule has numbers for plans.
+    /// The plan that each key last used. `None` if no rule has numbers for plans.
     last_plans: Option<LastPlans>,
     /// `true` if the decision service denies requests that no rule applies to.
     deny_unknown: bool,

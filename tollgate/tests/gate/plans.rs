@@ -48,7 +48,7 @@ fn operations_by_name_use_the_plan_of_the_last_request() {
         let decision = *ready(check.outcome()).decision().unwrap();
         (decision.quota(), decision.remaining())
     };
-    assert_eq!(by_name("ann", None), (10, 10), "no request has told its plan");
+    assert_eq!(by_name("ann", None), (10, 10), "no request has named a plan");
     assert_eq!(request("ann", "gold"), 999);
     assert_eq!(by_name("ann", None), (1000, 999));
     assert_eq!(by_name("ann", Some("trial")), (3, 2));

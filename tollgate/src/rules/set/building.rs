@@ -217,7 +217,6 @@ impl RuleSetBuilder {
             have_deferred: compiled.iter().any(|one| one.rule.response_settlement.is_deferred()),
             per_address: PerAddress::of(&compiled, &index, &shortcuts, &self.proxies),
             have_bans: compiled.iter().any(|one| one.ban.is_some()),
-            have_plans,
             last_plans: have_plans.then(LastPlans::default),
             deny_unknown: self.deny_unknown,
             phases: Phases::of(&compiled),

@@ -1,6 +1,6 @@
 //! The plan that each key last used, so that operations by name agree with requests.
 //!
-//! A request tells its plan; a program that names a limit and a key may not know it. The table has a fixed size and
+//! A request names its plan; a caller that names a limit and a key may not know it. The table has a fixed size and
 //! may forget any key when others take its place: then the own numbers of the limit apply, as for a key that no request
 //! has used. Other processes have tables of their own.
 
@@ -112,8 +112,8 @@ impl RuleSet {
 }
 
 impl Inner {
-    /// Returns, for each limit of other rules, the limit here of the same plan. `None` if there is none, or if plans shared that
-    /// limit and differ here.
+    /// Maps each limit of `other` to the limit of the same plan in these rules. A limit maps to `None` if its plan is gone, or
+    /// if it served several plans that have different limits now.
     fn same_plans(&self, other: &Self) -> Vec<Option<LimitId>> {
         let mut limits: Vec<Option<Option<LimitId>>> = vec![None; other.owners.len()];
         for former in &other.rules {

@@ -25,7 +25,7 @@ impl RuleSet {
     #[doc(hidden)]
     #[must_use]
     pub fn have_plans(&self) -> bool {
-        self.0.have_plans
+        self.0.last_plans.is_some()
     }
 
     /// Returns whether a rule applies to a request, even if it does not count it, as an exemption does not.
@@ -44,7 +44,7 @@ impl RuleSet {
     #[doc(hidden)]
     #[must_use]
     pub fn unknown_plan(&self, facts: &Facts<'_>) -> Option<UnknownPlan> {
-        if !self.0.have_plans {
+        if !self.have_plans() {
             return None;
         }
         let request = self.request(facts);

@@ -191,27 +191,25 @@ impl Table {
 type SlotRefs<'a> = SmallVec<[SlotRef<'a>; 16]>;
 
 impl Table {
-    /// Splits bucket `index` of a table of that level, unless it is split already, and returns the number of freed
-    /// slots. Keys at rest are dropped.
+    /// Splits bucket `index` of a table of that level, unless it is split already. Keys at rest are dropped.
     pub(super) fn split<R: LimitAlgorithm>(
         &self,
         algorithm: &R,
         now: u64,
         index: usize,
         level: u32,
-    ) -> Result<usize, Busy> {
+    ) -> Result<(), Busy> {
         let mut holds = HeldBuckets::default();
         let (low, high) = (self.bucket(index), self.upper(index, level));
         // Levels only rise. A bucket that is split already may be in use, and is left alone.
         let is_split = |header| level_of(header) != level;
         // The low bucket is unlocked last: it redirects readers to the high one, which must be ready.
         if is_split(low.header().load(Ordering::Acquire)) || is_split(holds.hold(low)?.header()) {
-            return Ok(0);
+            return Ok(());
         }
         holds.hold(high)?;
         let movers = self.movers(algorithm, &mut holds, low, now, level)?;
         let slot_refs = self.free_slots_above(algorithm, &mut holds, high, movers.len(), now)?;
-        let freed = movers.len();
         for (from, to) in movers.into_iter().zip(slot_refs) {
             self.clear_slot(algorithm, &mut holds, to);
             let (old, new) = (holds.cells(self, from), holds.cells(self, to));
@@ -229,7 +227,7 @@ impl Table {
             holds.hold(bucket)?.set_level(level + 1);
             holds.write(bucket);
         }
-        Ok(freed)
+        Ok(())
     }
 
     /// Returns the keys of a locked home bucket whose home will be the upper one, wherever in the run they are.
@@ -561,9 +559,6 @@ impl Table {
 
 #[cfg(test)]
 mod tests {
-    use std::thread;
-    use std::time::Duration;
-
     use super::super::table::hold_unchanged;
     use super::super::{HashedHit, Mode};
     use super::*;
@@ -598,41 +593,28 @@ mod tests {
         }
     }
 
-    /// A thread that splits a bucket may be preempted for long, and threads with new keys are not.
-    #[test]
-    fn a_table_grows_on_after_a_long_pause_in_a_split() {
-        (0..64).step_by(9).for_each(grows_on_after_a_pause_at);
-    }
-
-    #[expect(clippy::disallowed_methods, reason = "a thread that is preempted, as others see it")]
-    fn grows_on_after_a_pause_at(locked: u64) {
-        /// More keys than two blocks have slots.
-        const KEYS: usize = 1_200;
-        let table = Table::new(Layout::new(1, 2), Budget::new(1 << 20)).expect("enough memory");
-        let limit = Limit::new("limit", FixedWindow::new(10, MINUTE)).expect("a valid limit");
-        let take = |fingerprint: u64| {
-            let hit = HashedHit { limit: LimitId::first(), fingerprint, cost: 1 };
-            with_algorithm!(limit.compiled(), algorithm => table.decide(algorithm, None, hit, 0, Mode::Take))
-                .is_allowed()
-        };
-        // Half of the keys of the bucket move when it is split.
-        assert!((1..=4).all(|key| take(key << 6 | locked)));
-        let held = held(&table, locked as usize);
-        thread::scope(|scope| {
-            // Keys that belong in the upper block, and not in the bucket that is locked.
-            let others = (0..64).filter(|home| *home != locked).cycle();
-            let keys = (1..).zip(others).map(|(number, home)| number << 7 | 1 << 6 | home).take(KEYS);
-            let adding = scope.spawn(|| keys.filter(|key| take(*key)).count());
-            thread::sleep(Duration::from_millis(20));
-            drop(held);
-            assert_eq!(adding.join().expect("no panic"), KEYS);
-        });
-        assert_eq!(table.occupied.load(Ordering::Relaxed), KEYS + 4);
-    }
-
     fn takes(table: &Table, limit: &Limit, fingerprint: u64) -> bool {
         let hit = HashedHit { limit: LimitId::first(), fingerprint, cost: 1 };
         with_algorithm!(limit.compiled(), algorithm => table.decide(algorithm, None, hit, 0, Mode::Take)).is_allowed()
+    }
+
+    /// Tries once to add a key. If there is no room, makes some.
+    fn adds(table: &Table, limit: &Limit, fingerprint: u64) -> bool {
+        with_algorithm!(limit.compiled(), algorithm => {
+            let mut holds = HeldBuckets::default();
+            let slot_ref = table.hold_slot(algorithm, &mut holds, fingerprint, 0);
+            let Ok(Some(slot_ref)) = slot_ref else {
+                drop(holds);
+                table.make_room(algorithm, fingerprint, 0);
+                return false;
+            };
+            if let Some(edit) = algorithm.decide(&holds.cells(table, slot_ref), 0, 1).edit {
+                table.apply(algorithm, &mut holds, slot_ref, edit, 0);
+            }
+            drop(holds);
+            table.maintain(algorithm, 0);
+            true
+        })
     }
 
     fn held(table: &Table, index: usize) -> super::super::table::Held<'_> {
@@ -655,10 +637,28 @@ mod tests {
         assert!(level >= 2, "{level} {split}");
     }
 
+    /// A thread that splits a bucket may be preempted for long, and threads with new keys are not.
     #[test]
-    #[expect(clippy::disallowed_methods, reason = "a thread that is preempted, as others see it")]
+    fn a_table_grows_on_after_a_long_pause_in_a_split() {
+        for locked in (0..64).step_by(9) {
+            let table = Table::new(Layout::new(1, 2), Budget::new(1 << 20)).expect("enough memory");
+            let limit = Limit::new("limit", FixedWindow::new(10, MINUTE)).expect("a valid limit");
+            // Half of the keys of the bucket move when it is split.
+            assert!((1..=4).all(|key| takes(&table, &limit, key << 6 | locked)));
+            let held = held(&table, locked as usize);
+            // Keys that belong in the upper block, and not in the bucket that is locked: more than two blocks have slots.
+            let others = (0..64).filter(|home| *home != locked).cycle();
+            let keys = (1..).zip(others).map(|(number, home)| number << 7 | 1 << 6 | home).take(1_200);
+            let waiting: Vec<u64> = keys.filter(|key| !adds(&table, &limit, *key)).collect();
+            assert!(waiting.len() > 700, "a partly split block gets no keys");
+            drop(held);
+            assert!(waiting.iter().all(|key| takes(&table, &limit, *key)));
+            assert_eq!(table.occupied.load(Ordering::Relaxed), 1_204);
+        }
+    }
+
+    #[test]
     fn a_block_that_is_partly_split_gets_no_keys_while_a_lock_stops_the_growth() {
-        const KEYS: usize = 1_400;
         let budget = Budget::new(1 << 20);
         let table = Table::of_level(Layout::new(1, 2), 1, &budget).expect("enough memory");
         let limit = Limit::new("limit", FixedWindow::new(10, MINUTE)).expect("a valid limit");
@@ -669,16 +669,16 @@ mod tests {
             let last = held(&table, 124);
             assert!(!table.split_block(algorithm, 0, 1, 1));
             let first = held(&table, 64);
-            thread::scope(|scope| {
-                // Each key of the other block makes the table try to grow.
-                let others = (1..).zip((0..64).cycle()).map(|(number, home)| number << 7 | home);
-                let keys = (1..).zip((65..124).cycle()).map(|(number, home)| number << 8 | 1 << 7 | home);
-                let keys = others.zip(keys).flat_map(|(other, key)| [other, key]).take(KEYS);
-                let adding = scope.spawn(|| keys.filter(|key| takes(&table, &limit, *key)).count());
-                thread::sleep(Duration::from_millis(200));
-                drop((first, last));
-                assert_eq!(adding.join().expect("no panic"), KEYS);
-            });
+            // Each key of the other block makes the table try to grow.
+            let others = (1..).zip((0..64).cycle()).map(|(number, home)| number << 7 | home);
+            let keys = (1..).zip((65..124).cycle()).map(|(number, home)| number << 8 | 1 << 7 | home);
+            let keys: Vec<(u64, u64)> = others.zip(keys).take(700).collect();
+            for (other, key) in &keys {
+                assert!(takes(&table, &limit, *other));
+                assert!(!adds(&table, &limit, *key), "a partly split block gets no keys");
+            }
+            drop((first, last));
+            assert!(keys.iter().all(|(_, key)| takes(&table, &limit, *key)));
         });
     }
 

@@ -46,7 +46,7 @@ pub(crate) struct Table {
     pub(super) swept: AtomicUsize,
     /// Whether a thread is sweeping the table or growing it.
     pub(super) growing: AtomicBool,
-    /// The block that is partly split, counted from 1; 0 if there is none. Only the thread that is growing writes it.
+    /// The number of the partly split block, counted from 1, or 0 without one. Only the growing thread writes it.
     pub(super) splitting: AtomicUsize,
     pub(super) spill: Spill,
     pub(super) budget: Budget,
