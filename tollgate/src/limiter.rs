@@ -145,7 +145,7 @@ impl Limiter {
     /// use it.
     ///
     /// Spent quota stays spent, in units, whatever was changed: quota, rate, window, segments or algorithm. The state
-    /// of a key is converted when the key is next used:
+    /// of a key is converted as it is at the time of this call, even if the key is next used later:
     ///
     /// - A bucket keeps its debt, which is refilled at the new rate.
     /// - A window keeps its count, which counts in the new window that contains the time of the change. A window that
@@ -745,10 +745,16 @@ impl Limiter {
         self.0.store.budget()
     }
 
-    /// Returns the largest quota that a limit of this name has or had, and the configurations that may have counted its
-    /// keys.
+    /// Returns the clock.
     #[cfg(feature = "redis")]
-    pub(crate) fn configurations(&self, limit: LimitId) -> (u64, Vec<crate::algorithm::Compiled>) {
+    pub(crate) fn time_source(&self) -> &TimeSource {
+        &self.0.clock
+    }
+
+    /// Returns the largest quota that a limit of this name has or had, and the configurations that may have counted its
+    /// keys, with the times at which they were replaced.
+    #[cfg(feature = "redis")]
+    pub(crate) fn configurations(&self, limit: LimitId) -> (u64, Vec<(crate::algorithm::Compiled, Option<u64>)>) {
         self.0.store.family(limit).map(crate::store::memory::Family::configurations).unwrap_or_default()
     }
 
