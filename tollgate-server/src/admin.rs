@@ -28,10 +28,10 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
+use tollgate_telemetry::decisions::Sums;
 
 pub(crate) use self::access::Access;
 use self::live::Live;
-use crate::decisions::Sums;
 use crate::metrics::{self, Format, Metrics};
 use crate::readiness::Readiness;
 use crate::server_state::ServerState;

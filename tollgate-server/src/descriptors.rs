@@ -6,8 +6,7 @@
 use std::fmt;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-
-use crate::notice;
+use tollgate_telemetry::notice;
 
 /// Reserved for standard streams, the rule file and its watcher, certificates, logs, the store and the runtime.
 const RESERVED: u64 = 64;
@@ -179,7 +178,7 @@ fn needed(surfaces: Surfaces, clients: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::notice::captured::lines_of;
+    use tollgate_telemetry::notice::captured::lines_of;
 
     const THERE: Share = Share { is_there: true, wanted: None };
     const ABSENT: Share = Share { is_there: false, wanted: None };

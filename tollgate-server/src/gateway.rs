@@ -49,6 +49,7 @@ use tokio::sync::watch as signal;
 use tollgate::Gate;
 use tollgate::rules::file::internal::{Address, GatewayRule};
 use tollgate::rules::file::{Parsed, Problems};
+use tollgate_telemetry::notice;
 
 use self::buffer_budget::BufferBudget;
 use self::deadline::Ticks;
@@ -69,7 +70,6 @@ use self::worker::Worker;
 use self::worker::thread::{WorkerHandle, WorkerSettings};
 use crate::descriptors::Plan;
 use crate::listening::{Ending, ListenError};
-use crate::notice;
 use crate::passed_sockets::{PassedSocket, PassedSockets};
 use crate::service::Stop;
 
@@ -300,7 +300,7 @@ fn warn_of_cut_off(cut_off: i64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::notice::captured::lines_of;
+    use tollgate_telemetry::notice::captured::lines_of;
 
     #[test]
     fn requests_that_are_cut_off_are_logged_with_the_fix() {

@@ -8,26 +8,20 @@ mod builtin;
 mod cli;
 mod config;
 mod control;
-mod counter;
-mod decisions;
 mod descriptors;
 mod explanation;
 #[doc(hidden)]
 pub mod fuzzing;
 mod gateway;
 mod learning;
-mod limit_summary;
-mod limited;
 mod listeners;
 mod listening;
 mod metrics;
-mod notice;
 mod openapi;
 mod passed_sockets;
 mod pem;
 mod readiness;
 mod reload;
-mod seconds;
 mod server_state;
 mod service;
 mod service_manager;
@@ -35,9 +29,6 @@ mod shutdown;
 mod state;
 mod threads;
 mod tools;
-mod top_keys;
-mod traces;
-mod unknown;
 
 use std::process::ExitCode;
 

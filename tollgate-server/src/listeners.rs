@@ -20,6 +20,7 @@ use tokio::task::JoinHandle;
 use tollgate::internal::limited::KeyTexts;
 use tollgate::rules::file::Parsed;
 use tollgate::rules::file::internal::Listener;
+use tollgate_telemetry::notice;
 
 use self::running::{Running, Starting, Stopping};
 use self::wanted::{Wanted, unprotected_listener, wanted};
@@ -27,7 +28,6 @@ pub(crate) use self::wanted::{problems, wants_service};
 use crate::descriptors::{self, Plan, TooFewDescriptors};
 use crate::gateway::Gateway;
 use crate::listening::{Ending, ListenError};
-use crate::notice;
 use crate::passed_sockets::{ListenerName, Owner, PassedSocket, PassedSockets};
 use crate::reload::changes::CliOverrides;
 use crate::server_state::ServerState;

@@ -10,8 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use listenfd::ListenFd;
 use rustix::net::sockopt::socket_acceptconn;
 use serde::{Deserialize, Serialize};
-
-use crate::notice;
+use tollgate_telemetry::notice;
 
 /// The number of the first socket that a service manager passes.
 const FIRST_DESCRIPTOR: usize = 3;

@@ -4,4 +4,3 @@ pub(crate) mod access_log;
 pub(crate) mod replay;
 pub(crate) mod simulate;
 pub(crate) mod suggest;
-pub(crate) mod words;

@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use tollgate::rules::file::Parsed;
+use tollgate_telemetry::notice;
+use tollgate_telemetry::words::counted;
 
 use super::{Completion, Error, load_once, print, whole_number};
-use crate::notice;
 use crate::tools::access_log::{AccessLog, Format, HeaderField, Mappings};
 use crate::tools::replay::{NamedFile, Replay, ReportOptions, Threshold, Verdict};
-use crate::tools::words::counted;
 
 /// Requests between two updates of the progress bar.
 const UPDATE_EVERY: u64 = 1 << 14;

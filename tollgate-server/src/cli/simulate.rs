@@ -12,9 +12,9 @@ use serde::de::IntoDeserializer as _;
 use serde::de::value::{Error as ValueError, StrDeserializer};
 use tollgate::Rate;
 use tollgate::rules::file::internal::{AlgorithmName, DurationText};
+use tollgate_telemetry::notice;
 
 use super::{Completion, Error, load_once, print, whole_number};
-use crate::notice;
 use crate::tools::simulate::limits::{ALGORITHMS, Overflow, Quota, SimulatedLimit};
 use crate::tools::simulate::numbers::{Kind, TrafficNumbers};
 use crate::tools::simulate::report::Report;

@@ -9,9 +9,9 @@ use std::time::Duration;
 use http::StatusCode;
 use rustix::io::Errno;
 use rustls::{CertificateError, Error as TlsError};
+use tollgate_telemetry::limit_summary::span;
 
 use super::upstream::tls::TlsFault;
-use crate::limit_summary::span;
 
 /// The reason why no upstream answered a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

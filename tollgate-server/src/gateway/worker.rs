@@ -17,6 +17,7 @@ use tollgate::http::Refusal;
 use tollgate::internal::{CachedGate, HeaderLine, ReusedResponse};
 use tollgate::rules::Facts;
 use tollgate::{Check, Gate, Outcome};
+use tollgate_telemetry::decisions::LastLimit;
 
 use super::client::Peer;
 use super::deadline::{Tick, Ticks};
@@ -30,7 +31,6 @@ use super::splice::WorkerPipe;
 use super::stream::INPUT_BYTES;
 use super::tally::Tally;
 use super::upstream::slots::UpstreamSlots;
-use crate::decisions::LastLimit;
 
 /// The state that all requests of a worker share.
 pub(super) struct Worker {

@@ -250,7 +250,7 @@ pub(crate) async fn serve_protocol<P: Protocol>(
     if timeout(DRAIN_DEADLINE, slots.acquire_many(max_connections)).await.is_err() {
         let busy = max_connections as usize - slots.available_permits();
         let surface = acceptor.options.surface;
-        crate::notice::warn(format_args!(
+        tollgate_telemetry::notice::warn(format_args!(
             "{busy} connections of {surface} with requests in flight cut off {} s after the stop",
             DRAIN_DEADLINE.as_secs()
         ));

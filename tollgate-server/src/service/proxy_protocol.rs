@@ -19,8 +19,7 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::time::{Instant, timeout};
 use tollgate::rules::Networks;
 use tollgate::rules::file::internal::ProxyProtocolRule;
-
-use crate::notice;
+use tollgate_telemetry::notice;
 
 /// The longest wait for the header. Load balancers send it in the first packet of a connection.
 const DEADLINE: Duration = Duration::from_secs(5);

@@ -25,6 +25,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::timeout;
 use tollgate::Gate;
+use tollgate_telemetry::decisions::Decisions;
 
 use self::command::{Session, Step};
 use self::frame::MAX_REQUEST_BYTES;
@@ -34,7 +35,6 @@ use super::connections::{
 use super::surfaces::{RequestOutcome, Surface, Surfaces};
 use super::throttle::Throttles;
 use super::tokens::Tokens;
-use crate::decisions::Decisions;
 
 /// The longest time between two requests of a client. Clients with a connection pool use each connection more often; a
 /// client that disappeared is noticed.

@@ -23,6 +23,7 @@ use tollgate::internal::{CachedGate, CountedAs, is_control_or_format};
 use tollgate::rules::file::Parsed;
 use tollgate::rules::{Facts, RuleSet};
 use tollgate::{Check, Gate, Limiter, ManualClock, OpenError, Outcome, Timestamp};
+use tollgate_telemetry::top_keys::TopKeys;
 
 pub(super) use self::distinct::{DistinctKeys, Flag, KeyCount};
 use self::missing_parts::MissingParts;
@@ -31,7 +32,6 @@ use self::routes::RouteFinder;
 use self::tally::{KeyTally, LimitTally, Totals};
 pub(crate) use self::threshold::Threshold;
 use super::access_log::Record;
-use crate::top_keys::TopKeys;
 
 /// The memory for keys of each rule set. A million keys of a limit take 23 to 46 MB.
 const STORE_BYTES: usize = 96 << 20;

@@ -4,10 +4,10 @@ use std::path::PathBuf;
 
 use indicatif::ProgressBar;
 use tollgate::internal::demand::Cover;
+use tollgate_telemetry::notice;
 
 use super::super::{Completion, Error, print};
 use super::{UPDATE_EVERY, progress};
-use crate::notice;
 use crate::tools::access_log::{AccessLog, Format, Mappings};
 use crate::tools::suggest::{Command, Settings, SuggestError, Suggestion, Window};
 

@@ -20,9 +20,9 @@ use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
+use tollgate_telemetry::limited::printable;
 
 use super::{Query, Snapshot};
-use crate::limited::printable;
 use crate::pem;
 
 /// The longest time that an update takes.

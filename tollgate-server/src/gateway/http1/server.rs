@@ -26,6 +26,7 @@ use http::Response;
 use tokio::io::AsyncWriteExt;
 use tokio::time::timeout;
 use tollgate::{Check, Outcome};
+use tollgate_telemetry::traces;
 
 use self::client_io::PendingBody;
 use self::forward::{ForwardResult, Forwarding};
@@ -39,7 +40,6 @@ use crate::gateway::proxy::{self, Action, ProxyRequest};
 use crate::gateway::site::Site;
 use crate::gateway::stream::{INPUT_BYTES, Stream};
 use crate::gateway::worker::{CurrentConfig, Scratch, Shutdown, Worker, WorkerBuffers, scratch};
-use crate::traces;
 
 /// The maximum size of the buffers of a connection that waits for the rest of a request or of a response to be written.
 const WAITING_BYTES: usize = 2 << 10;

@@ -30,6 +30,8 @@ use tokio_rustls::TlsAcceptor;
 use tollgate::internal::read_bounded;
 use tollgate::rules::Certificate;
 use tollgate::rules::file::internal::{CertificateRule, SettingError, TlsRule};
+use tollgate_telemetry::notice::{self, join_up_to};
+use tollgate_telemetry::seconds::{rfc3339, unix_now};
 use x509_parser::prelude::{ASN1Time, FromDer, GeneralName, X509Certificate};
 
 use self::clients::ClientAuthorities;
@@ -38,9 +40,7 @@ use self::fingerprint::Fingerprints;
 use crate::gateway::client::LINGER;
 use crate::gateway::stream::Stream;
 use crate::gateway::upstream::tls::MAX_NAMES;
-use crate::notice::{self, join_up_to};
 use crate::pem::MAX_FILE_BYTES;
-use crate::seconds::{rfc3339, unix_now};
 
 /// The interval of checks for changed files. Certificates are replaced days before they expire.
 const CHECK_EVERY: Duration = Duration::from_secs(2);

@@ -19,7 +19,9 @@ use tollgate::rules::file::{Parsed, Problems};
 use tonic::codegen::Service;
 use tonic::transport::{Channel, Endpoint};
 
-use crate::{notice, pem};
+use crate::pem;
+
+use tollgate_telemetry::notice;
 
 /// The longest time to connect, with the TLS handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);

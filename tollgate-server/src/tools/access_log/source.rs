@@ -4,13 +4,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 
 use tollgate::internal::is_control_or_format;
+use tollgate_telemetry::words::{Grouped, Span, counted};
 
 use super::input::{Input, OpenError};
 use super::lines::{Line, Lines};
 pub(crate) use super::order::Disorder;
 use super::order::Order;
 use super::{Format, LineReader, ReadLine, Record};
-use crate::tools::words::{Grouped, Span, counted};
 
 /// The number of unreadable lines of a file that are shown.
 const MAX_SHOWN_LINES: usize = 3;

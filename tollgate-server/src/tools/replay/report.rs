@@ -8,13 +8,13 @@ use std::time::Duration;
 use serde::Serialize;
 use tollgate::Timestamp;
 use tollgate::rules::file::Parsed;
+use tollgate_telemetry::seconds::Seconds;
+use tollgate_telemetry::top_keys::TopKey;
 
 use super::tally::{Denials, KeyTally};
 use super::threshold::{Metric, Share, Threshold};
 use super::{Comparison, KeyOverflow, Replay, RulesReplay};
-use crate::seconds::Seconds;
 use crate::tools::access_log::{AccessLog, FileSummary, MERGE_FIX, rfc3339};
-use crate::top_keys::TopKey;
 
 /// The result of a replay.
 #[derive(Serialize)]

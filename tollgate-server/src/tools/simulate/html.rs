@@ -3,9 +3,10 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use tollgate_telemetry::words::human;
+
 use super::report::Report;
 use super::svg::{self, escaped};
-use crate::tools::words::human;
 
 const STYLE: &str = "
 :root { color-scheme: light dark }

@@ -6,9 +6,8 @@ use tollgate::rules::file::internal::{AlgorithmName, CostRule, LimitRule, Overfl
 use tollgate::{
     Algorithm, FixedWindow, InvalidLimit, LeakyBucket, Limit, Rate, SlidingWindowCounter, SlidingWindowLog, TokenBucket,
 };
-
-use crate::limit_summary;
-use crate::tools::words::human;
+use tollgate_telemetry::limit_summary;
+use tollgate_telemetry::words::human;
 
 /// The algorithms in the order of their rows.
 pub(crate) const ALGORITHMS: [AlgorithmName; 5] = [

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
+use tollgate_telemetry::seconds::Seconds;
 
 use super::traffic::Traffic;
 use super::{BURST, scenario::Scenario};
-use crate::seconds::Seconds;
 
 /// The columns of a timeline. It has many divisors, so that narrower plots have equal columns.
 pub(crate) const COLUMNS: usize = 240;

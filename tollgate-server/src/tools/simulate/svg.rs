@@ -5,8 +5,9 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use tollgate_telemetry::words::human;
+
 use super::report::{COLUMNS, LimitReport, Report, merged};
-use crate::tools::words::human;
 
 const WIDTH: u64 = 720;
 const MARGIN: u64 = 16;

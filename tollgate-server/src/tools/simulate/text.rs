@@ -3,8 +3,9 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use tollgate_telemetry::words::{counted, human};
+
 use super::report::{COLUMNS, LimitReport, Report, merged};
-use crate::tools::words::{counted, human};
 
 /// The width if the output is not a terminal.
 pub(crate) const DEFAULT_WIDTH: usize = 80;

@@ -6,9 +6,9 @@ use std::fmt;
 use std::time::Duration;
 
 use tollgate::{Rate, Timestamp};
+use tollgate_telemetry::words::human;
 
 use super::micros;
-use crate::tools::words::human;
 
 /// Where the simulated clock starts, in seconds of Unix time: a multiple of all common windows, so that a window starts
 /// with the traffic.

@@ -5,11 +5,11 @@ use std::fmt;
 
 use serde_json::{Value, json};
 use tollgate::rules::file::Problems;
+use tollgate_telemetry::words::{Grouped, Span, counted};
 
 use super::choice::{Bucket, MAX_REFILL_WINDOWS};
 use super::{Command, Denials, MAX_SAMPLED_CLIENTS, MIN_CLIENTS, SuggestError, Suggestion, Window};
 use crate::tools::access_log::MERGE_FIX;
-use crate::tools::words::{Grouped, Span, counted};
 
 /// The rows of the curve before and after the chosen one.
 const ROWS_AROUND: usize = 3;

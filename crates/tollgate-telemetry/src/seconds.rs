@@ -12,11 +12,11 @@ use time::OffsetDateTime;
 /// A JSON number with six decimals. It is written from integers, because a float would round long times and print short
 /// ones as `1e-6`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Seconds(pub(crate) Duration);
+pub struct Seconds(pub Duration);
 
 impl Seconds {
     /// Appends the number.
-    pub(crate) fn write(&self, output: &mut impl Extend<u8>) {
+    pub fn write(&self, output: &mut impl Extend<u8>) {
         output.extend(itoa::Buffer::new().format(self.0.as_secs()).bytes());
         output.extend([b'.']);
         // The 1 in front keeps the zeros, and is left out.
@@ -48,24 +48,26 @@ impl Serialize for Seconds {
 
 /// Returns the time since the Unix epoch.
 #[expect(clippy::disallowed_methods, reason = "for log lines and metrics only, never for decisions")]
-pub(crate) fn since_epoch() -> Duration {
+#[inline]
+pub fn since_epoch() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
 /// Returns the current Unix time in seconds.
-pub(crate) fn unix_now() -> i64 {
+#[inline]
+pub fn unix_now() -> i64 {
     i64::try_from(since_epoch().as_secs()).unwrap_or(i64::MAX)
 }
 
 /// `2026-11-15T12:25:53`.
-pub(crate) fn rfc3339(date: &OffsetDateTime) -> String {
+pub fn rfc3339(date: &OffsetDateTime) -> String {
     let (hour, minute, second) = date.to_hms();
     let (year, month, day) = (date.year(), u8::from(date.month()), date.day());
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}")
 }
 
 /// `2026-11-15T12:25:53.218Z`, from the time since the Unix epoch.
-pub(crate) fn rfc3339_millis(since: Duration) -> String {
+pub fn rfc3339_millis(since: Duration) -> String {
     let seconds = i64::try_from(since.as_secs()).unwrap_or_default();
     let date = OffsetDateTime::from_unix_timestamp(seconds).unwrap_or(OffsetDateTime::UNIX_EPOCH);
     format!("{}.{:03}Z", rfc3339(&date), since.subsec_millis())
@@ -73,7 +75,7 @@ pub(crate) fn rfc3339_millis(since: Duration) -> String {
 
 /// Returns the current Unix time in seconds, with fractions.
 #[expect(clippy::disallowed_methods, reason = "for the admin API only, never for decisions")]
-pub(crate) fn unix_seconds() -> f64 {
+pub fn unix_seconds() -> f64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     // Microseconds, because more digits of a float are noise.
     since.as_micros() as f64 / 1e6

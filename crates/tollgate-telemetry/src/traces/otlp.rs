@@ -18,7 +18,7 @@ use tollgate::http::Headers;
 
 use super::queue::{DROPPED, EXPORTED, Exporting, FAILED, Queue};
 use super::{DecisionNote, SpanEnd, TRACEPARENT, TRACESTATE, TraceParent};
-use crate::metrics::page::Page;
+use crate::page::Page;
 
 /// The maximum length of a path in a span.
 const MAX_PATH_CHARS: usize = 1024;
@@ -26,12 +26,13 @@ const MAX_PATH_CHARS: usize = 1024;
 static TRACER: OnceLock<SdkTracer> = OnceLock::new();
 
 /// Returns whether requests have spans.
-pub(crate) fn is_on() -> bool {
+#[inline]
+pub fn is_on() -> bool {
     TRACER.get().is_some()
 }
 
 /// Starts to export spans, if the environment names a collector.
-pub(crate) fn start() -> Result<Option<Exporting>, String> {
+pub fn start() -> Result<Option<Exporting>, String> {
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let of_traces = |name: &str| {
         variable(&format!("OTEL_EXPORTER_OTLP_TRACES_{name}"))
@@ -70,7 +71,8 @@ fn resource(is_named: bool) -> Resource {
     if is_named { resource.build() } else { resource.with_service_name("tollgate").build() }
 }
 
-pub(crate) fn write_metrics(page: &mut Page<'_>) -> fmt::Result {
+/// Writes how many spans were exported, dropped and lost.
+pub fn write_metrics(page: &mut Page<'_>) -> fmt::Result {
     if !is_on() {
         return Ok(());
     }
@@ -82,7 +84,7 @@ pub(crate) fn write_metrics(page: &mut Page<'_>) -> fmt::Result {
 
 /// The span of a request.
 #[derive(Default)]
-pub(crate) struct RequestSpan(Option<Box<Started>>);
+pub struct RequestSpan(Option<Box<Started>>);
 
 struct Started {
     span: Span,
@@ -93,7 +95,7 @@ struct Started {
 
 impl RequestSpan {
     /// Starts a span, in the client's trace if the request has a valid `traceparent`. The sampling honours its flag.
-    pub(crate) fn start(method: &str, path: &str, headers: Headers<'_>) -> Self {
+    pub fn start(method: &str, path: &str, headers: Headers<'_>) -> Self {
         let Some(tracer) = TRACER.get() else { return Self(None) };
         let parent = parent(headers);
         let continues_trace = parent.is_some();
@@ -111,30 +113,35 @@ impl RequestSpan {
     }
 
     /// Returns the `traceparent` for the upstream, whose parent is this span.
-    pub(crate) fn traceparent(&self) -> Option<String> {
+    #[inline]
+    pub fn traceparent(&self) -> Option<String> {
         let context = self.0.as_ref()?.span.span_context();
         let flags = context.trace_flags() & TraceFlags::SAMPLED;
         Some(format!("00-{}-{}-{:02x}", context.trace_id(), context.span_id(), flags.to_u8()))
     }
 
     /// Returns whether the client's trace goes on, so that its `tracestate` is still true.
-    pub(crate) fn continues_trace(&self) -> bool {
+    #[inline]
+    pub fn continues_trace(&self) -> bool {
         self.0.as_ref().is_none_or(|started| started.continues_trace)
     }
 
-    pub(crate) fn trace_id(&self) -> Option<String> {
+    /// Returns the trace that the span belongs to.
+    #[inline]
+    pub fn trace_id(&self) -> Option<String> {
         Some(self.0.as_ref()?.span.span_context().trace_id().to_string())
     }
 
     /// Adds the decision on the request.
-    pub(crate) fn note_outcome(&mut self, outcome: &Outcome) {
+    #[inline]
+    pub fn note_outcome(&mut self, outcome: &Outcome) {
         if self.0.as_ref().is_some_and(|started| started.span.is_recording()) {
             self.note_decision(&DecisionNote::of(outcome));
         }
     }
 
     /// Adds the decision on the request.
-    pub(crate) fn note_decision(&mut self, note: &DecisionNote) {
+    pub fn note_decision(&mut self, note: &DecisionNote) {
         let Some(started) = &mut self.0 else { return };
         let span = &mut started.span;
         span.set_attribute(KeyValue::new("tollgate.allowed", note.is_allowed));
@@ -151,7 +158,8 @@ impl RequestSpan {
     }
 
     /// Ends the span.
-    pub(crate) fn end(&mut self, end: SpanEnd<'_>) {
+    #[inline]
+    pub fn end(&mut self, end: SpanEnd<'_>) {
         let Some(mut started) = self.0.take() else { return };
         let Started { span, method, .. } = &mut *started;
         if span.is_recording() {

@@ -9,12 +9,12 @@ use tollgate::{Gate, OnStoreFailure};
 use super::{Level, join_up_to, policy_name};
 
 /// Warns about each store that does not answer, with the reason.
-pub(crate) fn warn_if_store_unavailable(gate: &Gate) {
+pub fn warn_if_store_unavailable(gate: &Gate) {
     stores(gate).into_iter().filter_map(StoreOutage::of).for_each(|outage| outage.log());
 }
 
 /// Logs when a store fails, when it recovers, which servers evict keys, and warnings of stores. Never returns.
-pub(crate) async fn monitor_store(gate: Gate) {
+pub async fn monitor_store(gate: Gate) {
     const CHECK_INTERVAL: Duration = Duration::from_secs(1);
     let name = |(store, _): &(StoreStatus, OnStoreFailure)| store.name.clone();
     let is_out = |(store, _): &(StoreStatus, OnStoreFailure)| store.why_unavailable.is_some();
@@ -93,7 +93,7 @@ fn warn_of_evictions(gate: &Gate, known: &mut Vec<String>) {
 }
 
 /// Warns when `max_memory` is too small for the keys. Never returns.
-pub(crate) async fn monitor_memory(gate: Gate) {
+pub async fn monitor_memory(gate: Gate) {
     const CHECK_INTERVAL: Duration = Duration::from_secs(1);
     let mut monitor = MemoryMonitor { reported: MemoryShortage::of(&gate), pause: 0 };
     loop {

@@ -20,13 +20,16 @@ const MAX_ENTRIES: usize = 1 << 16;
 
 /// A span of time that keys are listed over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Window {
+pub enum Window {
+    /// The last minute.
     Minute,
+    /// The last hour.
     Hour,
 }
 
 impl Window {
-    pub(crate) const ALL: [Self; 2] = [Self::Minute, Self::Hour];
+    /// All windows, in declaration order.
+    pub const ALL: [Self; 2] = [Self::Minute, Self::Hour];
 
     /// The length of a slot in seconds.
     const fn slot_seconds(self) -> u64 {
@@ -58,39 +61,47 @@ impl Window {
 
 /// A question about limited keys.
 #[derive(Clone, Debug)]
-pub(crate) struct TopQuery {
-    pub(crate) window: Window,
-    pub(crate) kind: LimitedKind,
+pub struct TopQuery {
+    /// The time that keys are listed over.
+    pub window: Window,
+    /// Whether the keys were denied, or nearly.
+    pub kind: LimitedKind,
     /// The limit whose keys are wanted; all limits if `None`.
-    pub(crate) limit: Option<String>,
+    pub limit: Option<String>,
     /// The most keys to return.
-    pub(crate) count: usize,
+    pub count: usize,
 }
 
 /// The most limited keys, in descending order.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct TopList {
+pub struct TopList {
     /// The number of requests, of all keys.
-    pub(crate) total: u64,
+    pub total: u64,
     /// The number of requests of each limit in the list.
-    pub(crate) totals: HashMap<Arc<str>, u64>,
+    pub totals: HashMap<Arc<str>, u64>,
     /// The most that a key of these limits can have that is not in the list.
-    pub(crate) floor: u64,
+    pub floor: u64,
     /// Requests that were not counted, because too many limits were.
-    pub(crate) uncounted: u64,
+    pub uncounted: u64,
     /// The time that the list reaches back.
-    pub(crate) covered: Duration,
-    pub(crate) keys: Vec<TopEntry>,
+    pub covered: Duration,
+    /// The keys, the most frequent first.
+    pub keys: Vec<TopEntry>,
 }
 
 /// A limited key.
 #[derive(Clone, Debug)]
-pub(crate) struct TopEntry {
-    pub(crate) limit: Arc<str>,
-    pub(crate) key: Arc<LimitedKey>,
-    pub(crate) count: u64,
-    pub(crate) error: u64,
-    pub(crate) last_seen: Timestamp,
+pub struct TopEntry {
+    /// The name of the limit.
+    pub limit: Arc<str>,
+    /// The key, with its text if that is kept.
+    pub key: Arc<LimitedKey>,
+    /// The number of requests, or up to `error` more.
+    pub count: u64,
+    /// The most by which `count` is too high.
+    pub error: u64,
+    /// The time of the last request.
+    pub last_seen: Timestamp,
 }
 
 impl TopList {
@@ -109,7 +120,7 @@ impl TopList {
 
 /// The limited keys of all limits.
 #[derive(Debug, Default)]
-pub(crate) struct History {
+pub struct History {
     limits: HashMap<Arc<str>, LimitHistory>,
     entries: usize,
     /// Requests that were not counted, by slot of the hour.
@@ -143,7 +154,7 @@ struct Entry {
 
 impl History {
     /// Adds counts to the current slots.
-    pub(crate) fn add(&mut self, taken: TakenKeys, elapsed: Duration) {
+    pub fn add(&mut self, taken: TakenKeys, elapsed: Duration) {
         for limit in taken.limits {
             let history = self.limits.entry(limit.name).or_default();
             history.changed = elapsed;
@@ -206,7 +217,7 @@ impl History {
     }
 
     /// Replaces the texts of keys with their hashes.
-    pub(crate) fn forget_texts(&mut self) {
+    pub fn forget_texts(&mut self) {
         for limit in self.limits.values_mut() {
             for entry in limit.slots.iter_mut().flatten().flatten().flat_map(|slot| &mut slot.keys) {
                 entry.key = Arc::new(LimitedKey { hash: entry.key.hash, parts: None, is_truncated: false });
@@ -215,14 +226,14 @@ impl History {
     }
 
     /// Returns the limit of the key with this hash.
-    pub(crate) fn limit_of(&self, hash: u64) -> Option<Arc<str>> {
+    pub fn limit_of(&self, hash: u64) -> Option<Arc<str>> {
         let has_key =
             |limit: &LimitHistory| limit.all_slots().flat_map(|slot| &slot.keys).any(|entry| entry.key.hash == hash);
         self.limits.iter().find(|(_, limit)| has_key(limit)).map(|(name, _)| Arc::clone(name))
     }
 
     /// Returns the most limited keys.
-    pub(crate) fn top(&self, query: &TopQuery, elapsed: Duration) -> TopList {
+    pub fn top(&self, query: &TopQuery, elapsed: Duration) -> TopList {
         let mut list = TopList {
             covered: query.window.covered(elapsed),
             uncounted: self.uncounted.iter().map(|(_, count)| count).sum(),

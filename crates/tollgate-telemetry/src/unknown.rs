@@ -14,16 +14,16 @@ use std::sync::{Mutex, PoisonError};
 
 use tollgate::rules::UnknownPlan;
 
-use crate::metrics::page::Page;
 use crate::notice;
-use crate::service::error_body::quoted;
+use crate::page::Page;
+use crate::words::quoted;
 
 /// The most names that are logged.
 const MAX_NAMES: usize = 100;
 
 /// A question that is answered without the limit, or the numbers, that the client probably means.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Unknown {
+pub enum Unknown {
     /// No limit applies to the request.
     Request,
     /// A limit has no numbers for the plan of the request.
@@ -32,7 +32,7 @@ pub(crate) enum Unknown {
 
 impl Unknown {
     /// Returns the reason of a refusal.
-    pub(crate) const fn reason(&self) -> &'static str {
+    pub const fn reason(&self) -> &'static str {
         match self {
             Self::Request => "no_limit",
             Self::Plan(_) => "unknown_plan",
@@ -61,7 +61,7 @@ impl fmt::Display for Unknown {
 
 /// Counts unknown requests and plans, and logs each name once.
 #[derive(Debug, Default)]
-pub(crate) struct Unknowns {
+pub struct Unknowns {
     requests: AtomicU64,
     plans: AtomicU64,
     logged: Mutex<HashSet<String>>,
@@ -69,7 +69,7 @@ pub(crate) struct Unknowns {
 
 impl Unknowns {
     /// Counts a question. `descriptors` are the names of the request's descriptors.
-    pub(crate) fn count<'n>(&self, unknown: &Unknown, descriptors: impl Iterator<Item = &'n str>) {
+    pub fn count<'n>(&self, unknown: &Unknown, descriptors: impl Iterator<Item = &'n str>) {
         match unknown {
             Unknown::Request => {
                 self.requests.fetch_add(1, Relaxed);
@@ -103,7 +103,8 @@ impl Unknowns {
         notice::warn(format_args!("{}{more}", message()));
     }
 
-    pub(crate) fn write_metrics(&self, page: &mut Page<'_>) -> fmt::Result {
+    /// Writes the counts.
+    pub fn write_metrics(&self, page: &mut Page<'_>) -> fmt::Result {
         let rows = [("request", &self.requests), ("plan", &self.plans)];
         let rows = rows.into_iter().map(|(kind, count)| ([("kind", kind)], count.load(Relaxed)));
         let help = "Questions to the decision service that no limit applies to, or whose plan is unknown, by kind";

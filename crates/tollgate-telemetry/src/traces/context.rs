@@ -2,25 +2,28 @@
 
 use http::HeaderName;
 
-pub(crate) const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
-pub(crate) const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
+/// The header that names the trace and the parent span.
+pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+/// The header with data of tracing systems about the trace.
+pub const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
 /// The length of `00-` + trace ID + `-` + span ID + `-` + flags.
 const LENGTH: usize = 55;
 
 /// A valid `traceparent` header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct TraceParent<'a> {
+pub struct TraceParent<'a> {
     /// 32 hexadecimal digits, not all zero.
-    pub(crate) trace_id: &'a str,
+    pub trace_id: &'a str,
     /// 16 hexadecimal digits, not all zero.
-    pub(crate) span_id: &'a str,
-    pub(crate) flags: u8,
+    pub span_id: &'a str,
+    /// The lowest bit says that the client records the trace.
+    pub flags: u8,
 }
 
 impl<'a> TraceParent<'a> {
     /// Reads a header. Returns `None` if it is invalid. Of versions from the future, only the known part is read.
-    pub(crate) fn read(value: &'a [u8]) -> Option<Self> {
+    pub fn read(value: &'a [u8]) -> Option<Self> {
         let text = std::str::from_utf8(value).ok()?;
         let (known, rest) = text.split_at_checked(LENGTH)?;
         let mut parts = known.split('-');

@@ -16,14 +16,14 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use tollgate::Gate;
 use tollgate::internal::limited::{KeyTexts, LimitedKeys};
 
-pub(crate) use self::display::{key_text, printable};
-pub(crate) use self::history::{History, TopEntry, TopList, TopQuery, Window};
+pub use self::display::{key_text, printable};
+pub use self::history::{History, TopEntry, TopList, TopQuery, Window};
 
 /// How often counts move into the history, and reports are written to Redis.
 const COLLECT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The limited keys of this node.
-pub(crate) struct Limited {
+pub struct Limited {
     gate: Gate,
     /// The name of this node among the reports on Redis: random, and different after each start.
     node: String,
@@ -40,23 +40,24 @@ struct State {
 
 /// The most limited keys of a node or of a fleet.
 #[derive(Debug)]
-pub(crate) struct Top {
-    pub(crate) list: TopList,
+pub struct Top {
+    /// The keys.
+    pub list: TopList,
     /// The number of nodes in the list.
-    pub(crate) nodes: usize,
+    pub nodes: usize,
     /// Why the list is of this node only, if that of the fleet was wanted.
-    pub(crate) problem: Option<String>,
+    pub problem: Option<String>,
 }
 
 impl Limited {
     /// Creates an empty history. Nothing is counted before [`count`](Self::count).
-    pub(crate) fn new(gate: Gate) -> Self {
+    pub fn new(gate: Gate) -> Self {
         let node = format!("{:016x}", ahash::RandomState::new().hash_one(std::process::id()));
         Self { gate, node, started: Instant::now(), state: Mutex::default() }
     }
 
     /// Counts keys from now on, with or without their texts, or no longer.
-    pub(crate) fn count(&self, texts: Option<KeyTexts>) {
+    pub fn count(&self, texts: Option<KeyTexts>) {
         let mut state = self.state();
         if state.keys.as_ref().map(|keys| keys.texts()) == texts {
             return;
@@ -75,7 +76,7 @@ impl Limited {
     }
 
     /// Moves counts into the history, and writes reports to Redis. Never returns.
-    pub(crate) async fn run(self: Arc<Self>) {
+    pub async fn run(self: Arc<Self>) {
         let mut ticks = interval(COLLECT_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -96,7 +97,7 @@ impl Limited {
     }
 
     /// Returns the most limited keys of this node. It may take milliseconds.
-    pub(crate) fn top(&self, query: &TopQuery) -> Top {
+    pub fn top(&self, query: &TopQuery) -> Top {
         let mut state = self.state();
         self.collect(&mut state);
         let list = state.history.top(query, self.started.elapsed());
@@ -105,14 +106,14 @@ impl Limited {
 
     /// Returns the limit of a key that was limited within the last hour on this node, by its hash. It may take
     /// milliseconds.
-    pub(crate) fn limit_of(&self, hash: u64) -> Option<Arc<str>> {
+    pub fn limit_of(&self, hash: u64) -> Option<Arc<str>> {
         let mut state = self.state();
         self.collect(&mut state);
         state.history.limit_of(hash)
     }
 
     /// Returns the most limited keys of all nodes that share the Redis of this one.
-    pub(crate) async fn fleet_top(self: &Arc<Self>, query: TopQuery) -> Top {
+    pub async fn fleet_top(self: &Arc<Self>, query: TopQuery) -> Top {
         let reports = match self.gate.redis() {
             Some(redis) => redis.node_reports().await.map_err(|error| error.to_string()),
             None => Err("the store is in memory, which other nodes do not share".to_owned()),

@@ -10,7 +10,7 @@ thread_local! {
 }
 
 /// Returns the lines that `log` writes on this thread, each with its level and without its time.
-pub(crate) fn lines_of(log: impl FnOnce()) -> String {
+pub fn lines_of(log: impl FnOnce()) -> String {
     LINES.set(Some(Vec::new()));
     log();
     LINES.take().unwrap_or_default().join("\n")

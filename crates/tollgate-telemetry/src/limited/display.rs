@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use tollgate::internal::limited::LimitedKey;
 
 /// Returns a key as text: its parts, separated by commas, or its hash if they are not kept.
-pub(crate) fn key_text(key: &LimitedKey) -> String {
+pub fn key_text(key: &LimitedKey) -> String {
     let Some(parts) = &key.parts else { return format!("{:016x}", key.hash) };
     let mut text = printable(&parts.join(", "));
     if key.is_truncated {
@@ -15,7 +15,7 @@ pub(crate) fn key_text(key: &LimitedKey) -> String {
 }
 
 /// Escapes control characters and invisible ones, which could control a terminal or reorder text.
-pub(crate) fn printable(text: &str) -> String {
+pub fn printable(text: &str) -> String {
     let mut printable = String::with_capacity(text.len());
     for char in text.chars() {
         match char {

@@ -6,13 +6,13 @@ use tollgate::rules::file::internal::{AlgorithmName, LimitRule};
 use tollgate::rules::file::{Parsed, RuleFile};
 use tollgate::{InvalidLimit, Rate};
 
-use crate::tools::words::counted;
+use crate::words::counted;
 
 /// The most limits that are listed: as many as fit a terminal.
 const MAX_LIMITS: usize = 20;
 
 /// Summarises the limits in force: on one line for up to one limit, otherwise one line each, up to a bound.
-pub(crate) fn summary(file: &Parsed) -> String {
+pub fn summary(file: &Parsed) -> String {
     let summary = of_file(file);
     match file.envoy_rules().len() {
         0 => summary,
@@ -65,7 +65,7 @@ fn describe(limit: &LimitRule) -> String {
 }
 
 /// Summarises the numbers of a limit, with its algorithm in parentheses.
-pub(crate) fn numbers(limit: &LimitRule) -> Result<String, InvalidLimit> {
+pub fn numbers(limit: &LimitRule) -> Result<String, InvalidLimit> {
     if let Some(most) = limit.in_flight {
         return Ok(format!("{most} at the same time"));
     }
@@ -85,7 +85,7 @@ pub(crate) fn numbers(limit: &LimitRule) -> Result<String, InvalidLimit> {
 }
 
 /// Formats a duration in its largest whole unit.
-pub(crate) fn span(span: Duration) -> String {
+pub fn span(span: Duration) -> String {
     match span.subsec_micros() {
         0 => format!("{} s", span.as_secs()),
         micros if micros % 1000 == 0 => format!("{} ms", span.as_millis()),

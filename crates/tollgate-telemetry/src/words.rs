@@ -1,11 +1,11 @@
-//! Numbers, counts and times as people read them.
+//! Numbers, counts, times and texts of clients as people read them.
 
 use std::fmt::{self, Write};
 use std::time::Duration;
 
 /// A number with commas between thousands.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Grouped(pub(crate) u64);
+pub struct Grouped(pub u64);
 
 impl fmt::Display for Grouped {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -22,7 +22,7 @@ impl fmt::Display for Grouped {
 
 /// A number of seconds, in its two largest units.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Span(pub(crate) u64);
+pub struct Span(pub u64);
 
 impl fmt::Display for Span {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -37,12 +37,12 @@ impl fmt::Display for Span {
 }
 
 /// Returns a number with its noun, such as `1 line` or `1,200 lines`.
-pub(crate) fn counted(number: u64, one: &str, several: &str) -> String {
+pub fn counted(number: u64, one: &str, several: &str) -> String {
     format!("{} {}", Grouped(number), if number == 1 { one } else { several })
 }
 
 /// Formats a duration for people: `0 s`, `250 ms`, `12.5 s`, `12m30s`, `2h05m`.
-pub(crate) fn human(span: Duration) -> String {
+pub fn human(span: Duration) -> String {
     let micros = span.as_micros();
     let decimal = |value: u128, unit: u128, name: &str| {
         let tenths = (value * 10 + unit / 2) / unit;
@@ -64,6 +64,23 @@ pub(crate) fn human(span: Duration) -> String {
         _ if secs.is_multiple_of(3_600) => format!("{}h", secs / 3_600),
         _ => format!("{}h{:02}m", secs / 3_600, secs / 60 % 60),
     }
+}
+
+/// The longest part of a client's text in an error message.
+const MAX_QUOTED_CHARS: usize = 80;
+
+/// Returns a client's text in backticks, shortened.
+pub fn quoted(text: &str) -> String {
+    format!("`{}`", cut(text, MAX_QUOTED_CHARS))
+}
+
+/// Shortens a text to this many characters, and marks that with an ellipsis.
+pub fn cut(text: &str, max_chars: usize) -> String {
+    let mut start = text.chars().take(max_chars).collect::<String>();
+    if start.len() < text.len() {
+        start.push('…');
+    }
+    start
 }
 
 #[cfg(test)]

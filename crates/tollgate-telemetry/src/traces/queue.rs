@@ -36,7 +36,7 @@ pub(super) static FAILED: AtomicU64 = AtomicU64::new(0);
 pub(super) struct Queue(mpsc::Sender<SpanData>);
 
 /// The task that exports spans.
-pub(crate) struct Exporting {
+pub struct Exporting {
     stop: oneshot::Sender<()>,
     task: tokio::task::JoinHandle<()>,
 }
@@ -76,7 +76,7 @@ impl SpanProcessor for Queue {
 
 impl Exporting {
     /// Sends the last spans, and ends.
-    pub(crate) async fn end(self) {
+    pub async fn end(self) {
         drop(self.stop);
         _ = timeout(END_DEADLINE, self.task).await;
     }

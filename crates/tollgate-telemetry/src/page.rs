@@ -6,24 +6,28 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, NoLabelSet}
 use prometheus_client::metrics::MetricType;
 
 /// The page under construction. The encoder appends `_total` to the names of counters.
-pub(crate) struct Page<'a>(DescriptorEncoder<'a>);
+pub struct Page<'a>(DescriptorEncoder<'a>);
 
 impl<'a> Page<'a> {
-    pub(super) fn new(encoder: DescriptorEncoder<'a>) -> Self {
+    /// Starts a page.
+    pub fn new(encoder: DescriptorEncoder<'a>) -> Self {
         Self(encoder)
     }
 
-    pub(crate) fn counter(&mut self, name: &str, help: &str, count: u64) -> fmt::Result {
+    /// Writes a counter without labels.
+    pub fn counter(&mut self, name: &str, help: &str, count: u64) -> fmt::Result {
         let mut family = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
         family.encode_counter::<NoLabelSet, _, u64>(&count, None)
     }
 
-    pub(crate) fn seconds_counter(&mut self, name: &str, help: &str, seconds: f64) -> fmt::Result {
+    /// Writes a counter of seconds without labels.
+    pub fn seconds_counter(&mut self, name: &str, help: &str, seconds: f64) -> fmt::Result {
         let mut family = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
         family.encode_counter::<NoLabelSet, _, u64>(&seconds, None)
     }
 
-    pub(crate) fn counters<Labels: EncodeLabelSet>(
+    /// Writes a counter with labels. A row has the labels and the count.
+    pub fn counters<Labels: EncodeLabelSet>(
         &mut self,
         name: &str,
         help: &str,
@@ -36,11 +40,13 @@ impl<'a> Page<'a> {
         Ok(())
     }
 
-    pub(crate) fn gauge(&mut self, name: &str, help: &str, value: i64) -> fmt::Result {
+    /// Writes a gauge without labels.
+    pub fn gauge(&mut self, name: &str, help: &str, value: i64) -> fmt::Result {
         self.0.encode_descriptor(name, help, None, MetricType::Gauge)?.encode_gauge(&value)
     }
 
-    pub(crate) fn gauges<Labels: EncodeLabelSet>(
+    /// Writes a gauge with labels. A row has the labels and the value.
+    pub fn gauges<Labels: EncodeLabelSet>(
         &mut self,
         name: &str,
         help: &str,
@@ -54,14 +60,14 @@ impl<'a> Page<'a> {
     }
 
     /// Writes a histogram without labels: the sum, and the number of values in each bucket.
-    pub(crate) fn histogram(&mut self, name: &str, help: &str, sum: f64, buckets: &[(f64, u64)]) -> fmt::Result {
+    pub fn histogram(&mut self, name: &str, help: &str, sum: f64, buckets: &[(f64, u64)]) -> fmt::Result {
         let mut family = self.0.encode_descriptor(name, help, None, MetricType::Histogram)?;
         let count = buckets.iter().map(|(_, count)| count).sum();
         family.encode_histogram::<NoLabelSet>(sum, count, buckets, None)
     }
 
     /// Writes a histogram with labels. A row has the labels, the sum, and the number of values in each bucket.
-    pub(crate) fn histograms<Labels: EncodeLabelSet>(
+    pub fn histograms<Labels: EncodeLabelSet>(
         &mut self,
         name: &str,
         help: &str,

@@ -3,8 +3,8 @@
 //! The lines of `serve` have a time and a level, as text or as JSON. The other commands are for people at a terminal: their
 //! lines begin with `tollgate: `, and problems of a rule file with `file:line:column`, as editors expect.
 
-#[cfg(test)]
-pub(crate) mod captured;
+#[cfg(any(test, feature = "captured"))]
+pub mod captured;
 mod line;
 mod monitor;
 
@@ -17,18 +17,18 @@ use tollgate::OnStoreFailure;
 use tollgate::rules::file::{Problem, Problems, Severity};
 
 use self::line::{Form, render};
-pub(crate) use self::line::{Level, LogFormat};
-pub(crate) use self::monitor::{monitor_memory, monitor_store, warn_if_store_unavailable};
+pub use self::line::{Level, LogFormat};
+pub use self::monitor::{monitor_memory, monitor_store, warn_if_store_unavailable};
 use crate::seconds::since_epoch;
 
 /// A field of a JSON line, such as `limit` or `upstream`. The message has the same fact in words.
-pub(crate) type Field = (&'static str, Value);
+pub type Field = (&'static str, Value);
 
 /// The form of all lines. Plain until a server starts.
 static FORM: OnceLock<Form> = OnceLock::new();
 
 /// Sets the form of the lines of a server. The first call counts.
-pub(crate) fn start(format: LogFormat) {
+pub fn start(format: LogFormat) {
     let form = FORM.get_or_init(|| Form::of(format));
     if *form == Form::Json {
         // One line of JSON in place of the lines of the standard library.
@@ -42,8 +42,8 @@ fn form() -> Form {
 
 impl Level {
     /// Logs an event with fields for the JSON form. A closed stderr is ignored.
-    pub(crate) fn log(self, message: impl Display, fields: &[Field]) {
-        #[cfg(test)]
+    pub fn log(self, message: impl Display, fields: &[Field]) {
+        #[cfg(any(test, feature = "captured"))]
         if captured::keep(self, &message) {
             return;
         }
@@ -54,23 +54,23 @@ impl Level {
 }
 
 /// Logs an event.
-pub(crate) fn log(message: impl Display) {
+pub fn log(message: impl Display) {
     Level::Info.log(message, &[]);
 }
 
 /// Logs a warning.
-pub(crate) fn warn(message: impl Display) {
+pub fn warn(message: impl Display) {
     Level::Warning.log(message, &[]);
 }
 
 /// Logs a failure that needs an operator.
-pub(crate) fn error(message: impl Display) {
+pub fn error(message: impl Display) {
     Level::Error.log(message, &[]);
 }
 
 /// Logs a change that a person or a program made through the API: what, by whom, and its subject. The fields are part
 /// of the message too. Keys of users must be hashed, unless the rule file allows showing them.
-pub(crate) fn audit(action: &str, who: impl Display, fields: &[Field]) {
+pub fn audit(action: &str, who: impl Display, fields: &[Field]) {
     let mut message = format!("audit: {action} by {who}");
     for (index, (name, value)) in fields.iter().enumerate() {
         message.push_str(if index == 0 { ": " } else { ", " });
@@ -84,7 +84,7 @@ pub(crate) fn audit(action: &str, who: impl Display, fields: &[Field]) {
 }
 
 /// Logs the problems of a rule file, one per line. Each begins with `file:line:column`.
-pub(crate) fn log_problems(problems: &Problems) {
+pub fn log_problems(problems: &Problems) {
     if problems.iter().next().is_none() {
         return;
     }
@@ -107,7 +107,7 @@ fn log_problem(problem: &Problem) {
 }
 
 /// Returns the line about the start of the server for stdout: JSON if the log is.
-pub(crate) fn start_line(message: &str) -> String {
+pub fn start_line(message: &str) -> String {
     match form() {
         Form::Json => render(Form::Json, Level::Info, since_epoch(), &message, &[]).trim_end().to_owned(),
         _ => message.to_owned(),
@@ -115,7 +115,7 @@ pub(crate) fn start_line(message: &str) -> String {
 }
 
 /// Joins up to `max` names, and adds the number of the others.
-pub(crate) fn join_up_to(names: &[impl AsRef<str>], max: usize) -> String {
+pub fn join_up_to(names: &[impl AsRef<str>], max: usize) -> String {
     let listed: Vec<&str> = names.iter().take(max).map(AsRef::as_ref).collect();
     match names.len().saturating_sub(max) {
         0 => listed.join(", "),
@@ -124,7 +124,7 @@ pub(crate) fn join_up_to(names: &[impl AsRef<str>], max: usize) -> String {
 }
 
 /// Returns the name of the policy in a rule file.
-pub(crate) fn policy_name(policy: OnStoreFailure) -> &'static str {
+pub fn policy_name(policy: OnStoreFailure) -> &'static str {
     match policy {
         OnStoreFailure::Allow => "allow",
         OnStoreFailure::Deny => "deny",

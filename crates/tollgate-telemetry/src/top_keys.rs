@@ -9,7 +9,7 @@ use std::collections::HashMap;
 
 /// Counts the most frequent keys. A key is a 64-bit fingerprint. While it is counted, it has a value of type `T`.
 #[derive(Clone, Debug)]
-pub(crate) struct TopKeys<T> {
+pub struct TopKeys<T> {
     /// A heap: an entry's count is at most those of its children, the entries at `2n + 1` and `2n + 2`.
     entries: Vec<Entry<T>>,
     places: HashMap<u64, usize, ahash::RandomState>,
@@ -26,21 +26,23 @@ struct Entry<T> {
 
 /// One of the most frequent keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct TopKey<'t, T> {
+pub struct TopKey<'t, T> {
     /// How often the key was added, or up to `error` more.
-    pub(crate) count: u64,
-    pub(crate) error: u64,
-    pub(crate) value: &'t T,
+    pub count: u64,
+    /// The most by which `count` is too high.
+    pub error: u64,
+    /// The value of the key.
+    pub value: &'t T,
 }
 
 impl<T> TopKeys<T> {
     /// Creates a list with this many places, at least one.
-    pub(crate) fn new(capacity: usize) -> Self {
+    pub fn new(capacity: usize) -> Self {
         Self { entries: Vec::new(), places: HashMap::default(), capacity: capacity.max(1) }
     }
 
     /// Adds one to a key. `value` is called if the key was not counted. Returns the value of the key.
-    pub(crate) fn add(&mut self, fingerprint: u64, value: impl FnOnce() -> T) -> &mut T {
+    pub fn add(&mut self, fingerprint: u64, value: impl FnOnce() -> T) -> &mut T {
         let place = match self.places.get(&fingerprint) {
             Some(&place) => {
                 self.entries[place].count += 1;
@@ -63,13 +65,13 @@ impl<T> TopKeys<T> {
     }
 
     /// Returns the value of a key, if it is counted.
-    pub(crate) fn get_mut(&mut self, fingerprint: u64) -> Option<&mut T> {
+    pub fn get_mut(&mut self, fingerprint: u64) -> Option<&mut T> {
         let place = *self.places.get(&fingerprint)?;
         Some(&mut self.entries[place].value)
     }
 
     /// Returns up to `count` keys, the most frequent first.
-    pub(crate) fn top(&self, count: usize) -> Vec<TopKey<'_, T>> {
+    pub fn top(&self, count: usize) -> Vec<TopKey<'_, T>> {
         let mut all: Vec<&Entry<T>> = self.entries.iter().collect();
         all.sort_by_key(|entry| (std::cmp::Reverse(entry.count), entry.error, entry.fingerprint));
         let shown = all.into_iter().take(count);

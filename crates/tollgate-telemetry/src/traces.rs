@@ -11,29 +11,33 @@ mod otlp;
 #[cfg(feature = "otlp")]
 mod queue;
 
-pub(crate) use self::context::{TRACEPARENT, TRACESTATE, TraceParent};
+pub use self::context::{TRACEPARENT, TRACESTATE, TraceParent};
 use tollgate::{Decision, Outcome};
 
 #[cfg(not(feature = "otlp"))]
-pub(crate) use self::off::{RequestSpan, is_on, start, write_metrics};
+pub use self::off::{RequestSpan, is_on, start, write_metrics};
 #[cfg(feature = "otlp")]
-pub(crate) use self::otlp::{RequestSpan, is_on, start, write_metrics};
+pub use self::otlp::{RequestSpan, is_on, start, write_metrics};
 use crate::decisions::{DecisionLabel, source_name};
 
 /// A decision, for the span of its request.
 #[derive(Clone, Debug)]
-#[cfg_attr(not(feature = "otlp"), expect(dead_code, reason = "only spans read it"))]
-pub(crate) struct DecisionNote {
-    pub(crate) is_allowed: bool,
+pub struct DecisionNote {
+    /// Whether the request passed.
+    pub is_allowed: bool,
     /// The limit that decided.
-    pub(crate) limit: Option<String>,
-    pub(crate) decision: &'static str,
-    pub(crate) remaining: Option<u64>,
-    pub(crate) source: Option<&'static str>,
+    pub limit: Option<String>,
+    /// The label of the decision, as in metrics.
+    pub decision: &'static str,
+    /// The units that the key has left.
+    pub remaining: Option<u64>,
+    /// What decided, such as the store or a lease.
+    pub source: Option<&'static str>,
 }
 
 impl DecisionNote {
-    pub(crate) fn of(outcome: &Outcome) -> Self {
+    /// Returns the decision on a request.
+    pub fn of(outcome: &Outcome) -> Self {
         let decision = outcome.decision();
         Self {
             is_allowed: outcome.is_allowed(),
@@ -47,10 +51,11 @@ impl DecisionNote {
 
 /// The end of a request, for its span.
 #[derive(Clone, Copy, Default)]
-#[cfg_attr(not(feature = "otlp"), expect(dead_code, reason = "only spans read it"))]
-pub(crate) struct SpanEnd<'a> {
+pub struct SpanEnd<'a> {
     /// `None` if the client left before the response.
-    pub(crate) status: Option<http::StatusCode>,
-    pub(crate) route: Option<&'a str>,
-    pub(crate) id: Option<&'a http::HeaderValue>,
+    pub status: Option<http::StatusCode>,
+    /// The route of the gateway.
+    pub route: Option<&'a str>,
+    /// The ID of the request.
+    pub id: Option<&'a http::HeaderValue>,
 }

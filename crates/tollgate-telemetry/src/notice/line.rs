@@ -12,17 +12,18 @@ use crate::seconds::rfc3339_millis;
 
 /// The severity of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Level {
+pub enum Level {
     /// A failure that needs an operator: new rules are rejected, the server cannot start.
     Error,
     /// Something that works, but less well than it should, or not for long.
     Warning,
+    /// An event that needs no action.
     Info,
 }
 
 /// The format of the log of a server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum LogFormat {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
     /// Time, level and message
     Text,
     /// One JSON object per line

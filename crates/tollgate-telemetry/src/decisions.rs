@@ -18,11 +18,11 @@ const MAX_NAMES: usize = 20_000;
 
 /// The decisions of one worker of the gateway, or of the decision service, which takes the lock once per batch.
 #[derive(Debug, Default)]
-pub(crate) struct Decisions {
+pub struct Decisions {
     limits: Mutex<HashMap<Box<str>, Arc<LimitCounts>, ahash::RandomState>>,
     tokens: Tokens,
     /// Questions to the decision service that no limit applies to.
-    pub(crate) unknown: Unknowns,
+    pub unknown: Unknowns,
 }
 
 /// Counts of token checks.
@@ -35,11 +35,11 @@ struct Tokens {
 
 /// Sums of token checks.
 #[derive(Debug, Default)]
-pub(crate) struct TokenSums {
+pub struct TokenSums {
     /// Signatures that were verified.
-    pub(crate) signatures: u64,
+    pub signatures: u64,
     /// Requests without a valid token, by [`TokenError::ALL`].
-    pub(crate) failures: [u64; TokenError::ALL.len()],
+    pub failures: [u64; TokenError::ALL.len()],
 }
 
 /// The decisions of one limit. Its writer holds the lock, or is the only writer.
@@ -53,32 +53,33 @@ struct LimitCounts {
 
 /// The limit that the only writer recorded last.
 #[derive(Debug, Default)]
-pub(crate) struct LastLimit(Option<Arc<LimitCounts>>);
+pub struct LastLimit(Option<Arc<LimitCounts>>);
 
 /// Sums of decisions by limit.
-pub(crate) type Sums = BTreeMap<Box<str>, DecisionCounts>;
+pub type Sums = BTreeMap<Box<str>, DecisionCounts>;
 
 /// The number of decisions with each outcome.
-pub(crate) type DecisionCounts = [u64; DecisionLabel::ALL.len()];
+pub type DecisionCounts = [u64; DecisionLabel::ALL.len()];
 
 /// Sums of decisions by `on_store_failure`, by limit and [`Fallback::ALL`].
-pub(crate) type FallbackSums = BTreeMap<Box<str>, [u64; Fallback::ALL.len()]>;
+pub type FallbackSums = BTreeMap<Box<str>, [u64; Fallback::ALL.len()]>;
 
 /// A decision by `on_store_failure`, because the store failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fallback {
+pub enum Fallback {
     /// `allow`
     Allowed,
     /// `deny`
     Denied,
     /// `local`
     LocallyAllowed,
+    /// `local`
     LocallyDenied,
 }
 
 impl Fallback {
     /// All of them, in declaration order.
-    pub(crate) const ALL: [Self; 4] = [Self::Allowed, Self::Denied, Self::LocallyAllowed, Self::LocallyDenied];
+    pub const ALL: [Self; 4] = [Self::Allowed, Self::Denied, Self::LocallyAllowed, Self::LocallyDenied];
 
     /// Returns `None` if the store decided, or a lease or a cached denial of it.
     fn of(outcome: &Outcome) -> Option<Self> {
@@ -93,7 +94,7 @@ impl Fallback {
     }
 
     /// Returns whether a limit with this policy can have it, as [`DecisionLabel::is_possible`].
-    pub(crate) fn is_possible(self, limit: &LimitRule, policy: FailurePolicy) -> bool {
+    pub fn is_possible(self, limit: &LimitRule, policy: FailurePolicy) -> bool {
         // Requests in flight are counted by the node itself.
         if limit.shadow || !limit.enabled || limit.in_flight.is_some() {
             return false;
@@ -106,7 +107,7 @@ impl Fallback {
     }
 
     /// Returns the labels `policy` and `outcome`.
-    pub(crate) const fn labels(self) -> (&'static str, &'static str) {
+    pub const fn labels(self) -> (&'static str, &'static str) {
         match self {
             Self::Allowed => ("allow", "allowed"),
             Self::Denied => ("deny", "denied"),
@@ -118,21 +119,30 @@ impl Fallback {
 
 /// The label `outcome` of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum DecisionLabel {
+pub enum DecisionLabel {
+    /// The limit was not exceeded.
     Allowed,
+    /// The limit was exceeded.
     Denied,
+    /// An operator has banned the key.
     Banned,
+    /// The key is on the block list.
     Blocked,
+    /// The request has no key, or no valid token.
     KeyMissing,
+    /// The request is ambiguous.
     Unreadable,
+    /// The store failed, and `on_store_failure` is `deny`.
     StoreUnavailable,
+    /// A limit in shadow mode was not exceeded.
     ShadowAllowed,
+    /// A limit in shadow mode was exceeded.
     ShadowDenied,
 }
 
 impl DecisionLabel {
     /// All labels, in declaration order.
-    pub(crate) const ALL: [Self; 9] = [
+    pub const ALL: [Self; 9] = [
         Self::Allowed,
         Self::Denied,
         Self::Banned,
@@ -144,7 +154,8 @@ impl DecisionLabel {
         Self::ShadowDenied,
     ];
 
-    pub(crate) fn of(outcome: &Outcome) -> Self {
+    /// Returns the label of an outcome.
+    pub fn of(outcome: &Outcome) -> Self {
         match outcome.refusal() {
             None => Self::Allowed,
             Some(Refusal::Banned { .. }) => Self::Banned,
@@ -158,7 +169,7 @@ impl DecisionLabel {
 
     /// Returns whether a limit can have this outcome. Its series exists before the first decision then, so that
     /// Prometheus sees the first one as an increase.
-    pub(crate) fn is_possible(self, limit: &LimitRule, policy: FailurePolicy) -> bool {
+    pub fn is_possible(self, limit: &LimitRule, policy: FailurePolicy) -> bool {
         if limit.shadow || !limit.enabled {
             return limit.enabled && matches!(self, Self::ShadowAllowed | Self::ShadowDenied);
         }
@@ -172,7 +183,8 @@ impl DecisionLabel {
         }
     }
 
-    pub(crate) const fn as_str(self) -> &'static str {
+    /// Returns the label in metrics, logs and traces.
+    pub const fn as_str(self) -> &'static str {
         match self {
             Self::Allowed => "allowed",
             Self::Denied => "denied",
@@ -188,7 +200,8 @@ impl DecisionLabel {
 }
 
 impl Decisions {
-    pub(crate) fn record<'r>(&self, outcomes: impl IntoIterator<Item = &'r Outcome>) {
+    /// Records outcomes.
+    pub fn record<'r>(&self, outcomes: impl IntoIterator<Item = &'r Outcome>) {
         self.record_all(outcomes);
     }
 
@@ -228,7 +241,8 @@ impl Decisions {
     }
 
     /// Records one outcome, for a `Decisions` with a single writer. It takes no lock while the same limit decides.
-    pub(crate) fn record_unlocked(&self, outcome: &Outcome, last: &mut LastLimit) {
+    #[inline]
+    pub fn record_unlocked(&self, outcome: &Outcome, last: &mut LastLimit) {
         let name = outcome.limit().filter(|_| outcome.shadow_decisions().next().is_none());
         match (name, &last.0) {
             (Some(name), Some(known)) if *known.name == *name => {
@@ -240,7 +254,7 @@ impl Decisions {
     }
 
     /// Adds the counts to `sums`.
-    pub(crate) fn add_to(&self, sums: &mut Sums) {
+    pub fn add_to(&self, sums: &mut Sums) {
         let names = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
         for (name, counts) in names.iter() {
             let sum = sums.entry(name.clone()).or_default();
@@ -253,7 +267,7 @@ impl Decisions {
 
 impl Decisions {
     /// Adds the decisions by `on_store_failure` to `sums`.
-    pub(crate) fn add_fallbacks_to(&self, sums: &mut FallbackSums) {
+    pub fn add_fallbacks_to(&self, sums: &mut FallbackSums) {
         let names = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
         for (name, counts) in names.iter() {
             let sum = sums.entry(name.clone()).or_default();
@@ -264,7 +278,7 @@ impl Decisions {
     }
 
     /// Adds the counts of token checks to `sums`.
-    pub(crate) fn add_tokens_to(&self, sums: &mut TokenSums) {
+    pub fn add_tokens_to(&self, sums: &mut TokenSums) {
         sums.signatures += self.tokens.signatures.value();
         for (sum, count) in sums.failures.iter_mut().zip(&self.tokens.failures) {
             *sum += count.value();
@@ -304,7 +318,8 @@ impl LimitCounts {
 }
 
 /// Returns the name of a source in responses, logs and traces.
-pub(crate) fn source_name(source: Source) -> &'static str {
+#[inline]
+pub fn source_name(source: Source) -> &'static str {
     match source {
         Source::SharedQuota => "shared_quota",
         Source::DenialCache => "denial_cache",
