@@ -64,7 +64,7 @@ pub struct Service(Gate);
 
 /// Reads a line of an access log in every format.
 pub fn read_log_line(line: &[u8]) {
-    crate::tools::access_log::read_in_every_format(line);
+    tollgate_tools::access_log::read_in_every_format(line);
 }
 
 /// The end of a connection of the Redis protocol.

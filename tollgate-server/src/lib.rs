@@ -28,7 +28,6 @@ mod service_manager;
 mod shutdown;
 mod state;
 mod threads;
-mod tools;
 
 use std::process::ExitCode;
 

@@ -11,10 +11,10 @@ use indicatif::{ProgressBar, ProgressStyle};
 use tollgate::rules::file::Parsed;
 use tollgate_telemetry::notice;
 use tollgate_telemetry::words::counted;
+use tollgate_tools::access_log::{AccessLog, Format, HeaderField, Mappings};
+use tollgate_tools::replay::{NamedFile, Replay, ReportOptions, Threshold, Verdict};
 
 use super::{Completion, Error, load_once, print, whole_number};
-use crate::tools::access_log::{AccessLog, Format, HeaderField, Mappings};
-use crate::tools::replay::{NamedFile, Replay, ReportOptions, Threshold, Verdict};
 
 /// Requests between two updates of the progress bar.
 const UPDATE_EVERY: u64 = 1 << 14;
