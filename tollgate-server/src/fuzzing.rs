@@ -16,10 +16,7 @@ use tollgate::rules::file::RuleFile;
 use tollgate::rules::file::internal::DomainConfig;
 use tollgate::{Gate, Limiter, ManualClock, Timestamp};
 
-pub use crate::gateway::http1_fuzzing::{
-    Http1Body, Http1End, Http1Framing, Http1Request, Http1Response, read_request_chunks, read_requests, read_response,
-    read_response_chunks,
-};
+pub use crate::gateway::http1_fuzzing::{Http1End, Http1Request, read_requests};
 use crate::service::grpc::GrpcState;
 use crate::service::http::{ServiceState, answer_simple_check, routes};
 use crate::service::proto::envoy::service::ratelimit::v3::RateLimitRequest;

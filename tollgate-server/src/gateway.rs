@@ -29,7 +29,6 @@ mod worker;
 
 /// HTTP/1: heads and bodies of messages, the server, and the client for upstreams.
 mod http1 {
-    pub(super) mod body;
     pub(super) mod codec;
     #[doc(hidden)]
     pub(crate) mod fuzzing;

@@ -8,10 +8,11 @@ use std::time::Duration;
 use http::HeaderValue;
 use hyper::body::Body;
 use tollgate::rules::{Certificate, Facts};
+use tollgate_http1::Ambiguity;
 
 use super::buffer_budget::{Overloaded, STEP_BYTES};
 use super::deadline::{ClientTimeouts, NEVER, Tick, Ticks, Wait};
-use super::failure::{Ambiguity, Misuse};
+use super::failure::Misuse;
 use super::per_address;
 use super::stream::INPUT_BYTES;
 use super::tally::Tally;

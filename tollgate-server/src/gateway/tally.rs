@@ -12,15 +12,15 @@ use http::StatusCode;
 use tollgate::Outcome;
 use tollgate::http::Refusal;
 use tollgate::internal::Unreadable;
+use tollgate_http1::Ambiguity;
+use tollgate_http1::ambiguity::AMBIGUITIES;
 use tollgate_telemetry::counter::Counter;
 use tollgate_telemetry::decisions::{Decisions, LastLimit};
 use tollgate_telemetry::notice;
 
 use super::buffer_budget::BufferBudget;
 use super::deadline::Tick;
-use super::failure::{
-    AMBIGUITIES, Ambiguity, CertificateProblem, Failure, HANDSHAKE_FAILURES, HandshakeFailure, MISUSES, Misuse,
-};
+use super::failure::{CertificateProblem, Failure, HANDSHAKE_FAILURES, HandshakeFailure, MISUSES, Misuse};
 use super::head::headers::DroppedHeaders;
 
 /// The counters of one worker.

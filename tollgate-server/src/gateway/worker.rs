@@ -17,13 +17,13 @@ use tollgate::http::Refusal;
 use tollgate::internal::{CachedGate, HeaderLine, ReusedResponse};
 use tollgate::rules::Facts;
 use tollgate::{Check, Gate, Outcome};
+use tollgate_http1::InvalidHead;
 use tollgate_telemetry::decisions::LastLimit;
 
 use super::client::Peer;
 use super::deadline::{Tick, Ticks};
 use super::failure::Failure;
 use super::head::upstream_head::RequestIds;
-use super::http1::codec::InvalidHead;
 use super::per_address::{self, PerAddress};
 use super::proxy::Rejection;
 use super::site::Site;

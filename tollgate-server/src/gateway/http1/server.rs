@@ -26,11 +26,11 @@ use http::Response;
 use tokio::io::AsyncWriteExt;
 use tokio::time::timeout;
 use tollgate::{Check, Outcome};
+use tollgate_http1::BodyDecoder;
 use tollgate_telemetry::traces;
 
 use self::client_io::PendingBody;
 use self::forward::{ForwardResult, Forwarding};
-use super::body::BodyDecoder;
 use super::codec::PlainRequest;
 use crate::gateway::client::{BufferedBytes, Client, LINGER, Peer};
 use crate::gateway::deadline::{Alarm, Tick, Wait};

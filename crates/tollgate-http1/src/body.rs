@@ -6,12 +6,11 @@
 use std::io::Write as _;
 
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
-use smallvec::SmallVec;
 
-use crate::gateway::failure::Ambiguity;
-use crate::gateway::head::BodyLength;
-use crate::gateway::head::headers::{self, Edits, HeaderKind, HeadersView, MAX_HEADERS, kind};
-use crate::gateway::splice;
+use crate::MAX_HEADERS;
+use crate::ambiguity::Ambiguity;
+use crate::length::Announced;
+use crate::write::{lacks_body, put};
 
 /// The maximum length of a chunk-size line. Chunk extensions are practically unused.
 const MAX_CHUNK_LINE: usize = 256;
@@ -22,9 +21,10 @@ const MAX_CHUNK_DIGITS: u32 = 15;
 
 /// Finds the end of a body, of a request or a response.
 #[derive(Debug)]
-pub(in crate::gateway) enum BodyDecoder {
+pub enum BodyDecoder {
     /// The number of bytes left.
     Length(u64),
+    /// In chunks.
     Chunked(ChunkDecoder),
     /// Ends when the connection is closed.
     UntilClose,
@@ -32,7 +32,7 @@ pub(in crate::gateway) enum BodyDecoder {
 
 /// How the other side gets a body.
 #[derive(Debug)]
-pub(in crate::gateway) enum Framing {
+pub enum Framing {
     /// The number of bytes left.
     Length(u64),
     /// In chunks, with the trailers that the head announces.
@@ -42,62 +42,49 @@ pub(in crate::gateway) enum Framing {
 }
 
 /// A decoded part of a body. The other side gets the bytes that were added to the buffer, and then `bytes`.
-pub(in crate::gateway) struct Part<'b> {
+pub struct Part<'b> {
     /// The number of bytes that belong to the body.
-    pub(in crate::gateway) taken: usize,
+    pub taken: usize,
     /// The number of content bytes among them.
-    pub(in crate::gateway) content: usize,
+    pub content: usize,
     /// The content that is passed on without a copy.
-    pub(in crate::gateway) bytes: &'b [u8],
+    pub bytes: &'b [u8],
 }
 
 impl Part<'_> {
     /// Returns the bytes to send. `out` is the buffer, which was empty before.
-    pub(super) fn to_send<'s>(&'s self, out: &'s [u8]) -> &'s [u8] {
+    #[inline]
+    pub fn to_send<'s>(&'s self, out: &'s [u8]) -> &'s [u8] {
         if self.bytes.is_empty() { out } else { self.bytes }
     }
 }
 
 impl BodyDecoder {
-    pub(super) fn of_request(length: BodyLength) -> Self {
+    /// Returns the decoder for the body of a request: of this length, or in chunks.
+    #[inline]
+    #[must_use]
+    pub fn of_request(length: Option<u64>) -> Self {
         match length {
-            BodyLength::Known(length) => Self::Length(length),
-            BodyLength::Unknown => Self::Chunked(ChunkDecoder::of_request()),
+            Some(length) => Self::Length(length),
+            None => Self::Chunked(ChunkDecoder::of_request()),
         }
     }
 
-    /// Determines the length of a body from the head. Returns `None` if the headers are ambiguous: the client might
-    /// interpret them differently.
-    pub(super) fn of_response(
-        lines: HeadersView<'_>,
-        status: StatusCode,
-        is_head: bool,
-        is_http10: bool,
-    ) -> Option<Self> {
-        let (mut length, mut is_chunked) = (None, false);
-        for (line, kind) in lines.iter() {
-            let is_first = match kind {
-                HeaderKind::ContentLength => length.replace(headers::length(line.value)?).is_none(),
-                HeaderKind::TransferEncoding if line.value.eq_ignore_ascii_case(b"chunked") => {
-                    !std::mem::replace(&mut is_chunked, true)
-                }
-                HeaderKind::TransferEncoding => false,
-                _ => true,
-            };
-            is_first.then_some(())?;
-        }
-        let has_none = is_head || status.is_informational() || headers::lacks_body(status);
-        match (length, is_chunked) {
-            (Some(_), true) => None,
-            (_, true) if is_http10 => None,
-            _ if has_none => Some(Self::Length(0)),
-            (_, true) => Some(Self::Chunked(ChunkDecoder::of_response())),
-            (Some(length), _) => Some(Self::Length(length)),
-            (None, false) => Some(Self::UntilClose),
+    /// Returns the decoder for the body of a response.
+    pub(crate) fn of_response(announced: Announced, status: StatusCode, is_head: bool) -> Self {
+        let has_none = is_head || status.is_informational() || lacks_body(status);
+        match announced.length {
+            _ if has_none => Self::Length(0),
+            _ if announced.is_chunked => Self::Chunked(ChunkDecoder::of_response()),
+            Some(length) => Self::Length(length),
+            None => Self::UntilClose,
         }
     }
 
-    pub(in crate::gateway) fn is_over(&self) -> bool {
+    /// Returns whether the body is complete.
+    #[inline]
+    #[must_use]
+    pub fn is_over(&self) -> bool {
         match self {
             Self::Length(left) => *left == 0,
             Self::Chunked(chunks) => chunks.is_at_end(),
@@ -105,16 +92,19 @@ impl BodyDecoder {
         }
     }
 
-    /// Returns the length of the rest if it is known, and so long that it is cheaper to move than to copy.
-    pub(super) fn long_rest(&self) -> Option<u64> {
+    /// Returns the length of the rest if it is known and has at least `min` bytes.
+    #[inline]
+    #[must_use]
+    pub fn long_rest(&self, min: u64) -> Option<u64> {
         match self {
-            Self::Length(left) => Some(*left).filter(|left| *left >= splice::MIN_BYTES),
+            Self::Length(left) => Some(*left).filter(|left| *left >= min),
             _ => None,
         }
     }
 
     /// Counts bytes of a long rest that were moved.
-    pub(super) fn count_moved(&mut self, bytes: usize) -> Part<'static> {
+    #[inline]
+    pub fn count_moved(&mut self, bytes: usize) -> Part<'static> {
         if let Self::Length(left) = self {
             *left -= bytes as u64;
         }
@@ -123,12 +113,8 @@ impl BodyDecoder {
 
     /// Decodes bytes for the other side. A body of unknown length gets the framing `to`, and is added to `out` where that
     /// changes it. A body of known length is never copied.
-    pub(in crate::gateway) fn pass<'b>(
-        &mut self,
-        bytes: &'b [u8],
-        to: &Framing,
-        out: &mut Vec<u8>,
-    ) -> Result<Part<'b>, Ambiguity> {
+    #[inline]
+    pub fn pass<'b>(&mut self, bytes: &'b [u8], to: &Framing, out: &mut Vec<u8>) -> Result<Part<'b>, Ambiguity> {
         if self.is_over() {
             return Ok(Part { taken: 0, content: 0, bytes: &[] });
         }
@@ -152,12 +138,13 @@ impl BodyDecoder {
 
     /// Decodes bytes that the other side does not get. Returns the number of bytes that belong to the body, and the
     /// number of content bytes among them.
-    pub(in crate::gateway) fn skip(&mut self, bytes: &[u8]) -> Result<(usize, usize), Ambiguity> {
+    #[inline]
+    pub fn skip(&mut self, bytes: &[u8]) -> Result<(usize, usize), Ambiguity> {
         self.decode(bytes, |_| {})
     }
 
     /// Ends the body, because the connection is closed. Fails if the body is incomplete.
-    pub(super) fn end(&mut self, to: &Framing, out: &mut Vec<u8>) -> Result<Part<'static>, Ambiguity> {
+    pub fn end(&mut self, to: &Framing, out: &mut Vec<u8>) -> Result<Part<'static>, Ambiguity> {
         let Self::UntilClose = self else { return Err(Ambiguity::BadLength) };
         *self = Self::Length(0);
         to.end(out, [])?;
@@ -165,14 +152,16 @@ impl BodyDecoder {
     }
 
     /// Keeps trailers from now on.
-    pub(super) fn keep_trailers(&mut self) {
+    #[inline]
+    pub fn keep_trailers(&mut self) {
         if let Self::Chunked(chunks) = self {
             chunks.trailers = Some(Vec::new());
         }
     }
 
     /// Returns the lines of the trailers that were kept, with the final empty one.
-    pub(super) fn trailers(&self) -> &[u8] {
+    #[inline]
+    pub fn trailers(&self) -> &[u8] {
         match self {
             Self::Chunked(chunks) => chunks.trailers.as_deref().unwrap_or_default(),
             _ => &[],
@@ -180,7 +169,7 @@ impl BodyDecoder {
     }
 
     /// Takes the trailers of a body that is over.
-    pub(super) fn take_trailers(&mut self) -> Result<HeaderMap, Ambiguity> {
+    pub fn take_trailers(&mut self) -> Result<HeaderMap, Ambiguity> {
         let mut map = HeaderMap::new();
         let Self::Chunked(ChunkDecoder { trailers, .. }) = self else { return Ok(map) };
         let Some(lines) = trailers.take() else { return Ok(map) };
@@ -216,11 +205,12 @@ impl BodyDecoder {
 
 impl Framing {
     /// In chunks, without trailers.
-    pub(super) const CHUNKED: Self = Self::Chunked(TrailerNames(Vec::new()));
+    pub const CHUNKED: Self = Self::Chunked(TrailerNames(Vec::new()));
 
     /// Returns the bytes to send for some content: the content itself, or a chunk in `out`. Fails if the body is longer
     /// than announced.
-    pub(super) fn frame<'b>(&mut self, content: &'b [u8], out: &'b mut Vec<u8>) -> Result<&'b [u8], Ambiguity> {
+    #[inline]
+    pub fn frame<'b>(&mut self, content: &'b [u8], out: &'b mut Vec<u8>) -> Result<&'b [u8], Ambiguity> {
         match self {
             Self::Length(left) => {
                 *left = left.checked_sub(content.len() as u64).ok_or(Ambiguity::BadLength)?;
@@ -235,7 +225,7 @@ impl Framing {
     }
 
     /// Writes the end of a body. Fails if the body is shorter than announced.
-    pub(super) fn end<'t>(
+    pub fn end<'t>(
         &self,
         out: &mut Vec<u8>,
         trailers: impl IntoIterator<Item = (&'t str, &'t [u8])>,
@@ -246,7 +236,7 @@ impl Framing {
             Self::Chunked(names) => {
                 out.extend_from_slice(b"0\r\n");
                 for (name, value) in trailers.into_iter().filter(|(name, _)| names.pass(name)) {
-                    headers::put(out, name, value);
+                    put(out, name, value);
                 }
                 out.extend_from_slice(b"\r\n");
             }
@@ -274,7 +264,7 @@ fn put_chunk(out: &mut Vec<u8>, content: &[u8]) {
 
 /// The state of a chunked body, after the bytes that were decoded.
 #[derive(Debug)]
-pub(in crate::gateway) struct ChunkDecoder {
+pub struct ChunkDecoder {
     at: At,
     /// Whether blanks after chunk sizes are allowed.
     allows_blanks: bool,
@@ -332,12 +322,12 @@ enum TrailerPart {
 
 impl ChunkDecoder {
     /// Creates a decoder for the body of a request.
-    pub(super) fn of_request() -> Self {
+    pub fn of_request() -> Self {
         Self { at: At::ChunkSize { size: 0, digits: 0, line: 0 }, allows_blanks: false, trailers: None }
     }
 
     /// Creates a decoder for the body of a response. Some servers write blanks after chunk sizes.
-    pub(super) fn of_response() -> Self {
+    pub fn of_response() -> Self {
         Self { allows_blanks: true, ..Self::of_request() }
     }
 
@@ -366,6 +356,7 @@ impl ChunkDecoder {
     }
 
     /// Returns whether the body is complete.
+    #[inline]
     fn is_at_end(&self) -> bool {
         self.at == At::End
     }
@@ -460,53 +451,23 @@ fn parse_trailers<'p>(
     }
 }
 
-/// The names of the trailers that a head announces, separated by commas.
+/// The names of the trailers that a head announces and the other side gets, separated by commas.
 #[derive(Debug, Default)]
-pub(in crate::gateway) struct TrailerNames(Vec<u8>);
+pub struct TrailerNames(Vec<u8>);
 
 impl TrailerNames {
-    pub(super) fn new<'v>(names: impl Iterator<Item = &'v [u8]>) -> Self {
+    /// Returns the names to pass on. The caller leaves out names that change how a message is read, such as
+    /// `Content-Length` (RFC 9110, section 6.5.1).
+    #[must_use]
+    pub fn new<'v>(names: impl Iterator<Item = &'v [u8]>) -> Self {
         Self(names.collect::<Vec<_>>().join(&b","[..]))
-    }
-
-    /// Returns the names that a response announces, except for those that the route removes.
-    pub(super) fn of_response(lines: HeadersView<'_>, edits: &Edits) -> Self {
-        let announced = lines.values(HeaderKind::Trailer).flat_map(|value| value.split(|byte| *byte == b','));
-        let is_hop_by_hop = |name: &[u8]| connection_options(lines).any(|option| option.eq_ignore_ascii_case(name));
-        let is_removed = |name: &[u8]| str::from_utf8(name).is_ok_and(|name| edits.removes(name));
-        let announced = announced.map(<[u8]>::trim_ascii);
-        Self::new(announced.filter(|name| !is_hop_by_hop(name) && !is_removed(name)))
     }
 
     /// Returns whether a trailer is passed on to a client of HTTP/1.
     fn pass(&self, name: &str) -> bool {
         let mut announced = self.0.split(|byte| *byte == b',');
-        announced.any(|one| one.eq_ignore_ascii_case(name.as_bytes())) && is_harmless(name)
+        announced.any(|one| one.eq_ignore_ascii_case(name.as_bytes()))
     }
-}
-
-/// Headers without a meaning to a proxy that change how a message is read (RFC 9110, section 6.5.1).
-const FORBIDDEN: [&str; 6] =
-    ["authorization", "cache-control", "content-encoding", "content-range", "max-forwards", "set-cookie"];
-
-/// Returns whether a trailer may be passed on. The gateway itself sends those with a meaning to a proxy, such as
-/// `Connection`, `RateLimit` and `X-Request-Id`, or nobody may.
-fn is_harmless(name: &str) -> bool {
-    kind(name) == HeaderKind::Other && !FORBIDDEN.iter().any(|forbidden| name.eq_ignore_ascii_case(forbidden))
-}
-
-/// Removes the trailers of a response that may not be passed on.
-pub(in crate::gateway) fn screen_response_trailers(trailers: &mut HeaderMap) {
-    let removed = trailers.keys().filter(|name| !is_harmless(name.as_str()));
-    for name in removed.cloned().collect::<SmallVec<[HeaderName; 4]>>() {
-        trailers.remove(name);
-    }
-}
-
-/// Returns the options in `Connection`.
-pub(super) fn connection_options(lines: HeadersView<'_>) -> impl Iterator<Item = &[u8]> {
-    let values = lines.values(HeaderKind::Connection);
-    values.flat_map(|value| value.split(|byte| *byte == b',')).map(<[u8]>::trim_ascii)
 }
 
 #[cfg(test)]
@@ -527,32 +488,9 @@ mod tests {
     #[test]
     fn only_announced_trailers_pass() {
         let received = "X-Sum: 42\r\nX-Other: 1\r\nContent-Length: 5\r\n\r\n";
-        assert_eq!(written("x-sum, content-length", received).as_deref(), Some("0\r\nX-Sum: 42\r\n\r\n"));
+        assert_eq!(written("x-sum, x-absent", received).as_deref(), Some("0\r\nX-Sum: 42\r\n\r\n"));
         assert_eq!(written("", "\r\n").as_deref(), Some("0\r\n\r\n"));
         assert_eq!(written("x-sum", "X-Sum 42\r\n\r\n"), None);
-    }
-
-    #[test]
-    fn trailers_with_a_meaning_to_a_proxy_do_not_pass() {
-        for name in [
-            "Connection",
-            "keep-alive",
-            "Transfer-Encoding",
-            "content-length",
-            "Content-Type",
-            "trailer",
-            "Upgrade",
-            "RateLimit",
-            "ratelimit-policy",
-            "X-RateLimit-Remaining",
-            "X-Request-Id",
-            "Set-Cookie",
-            "X-Forwarded-For",
-        ] {
-            let received = format!("{name}: 1\r\nX-Sum: 42\r\n\r\n");
-            let expected = "0\r\nX-Sum: 42\r\n\r\n";
-            assert_eq!(written(&format!("{name}, x-sum"), &received).as_deref(), Some(expected), "{name}");
-        }
     }
 
     /// Decodes a body that arrives in pieces. Returns its content and trailers, the number of bytes that belong to it, and
