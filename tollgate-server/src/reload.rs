@@ -25,6 +25,7 @@ use tollgate::Gate;
 use tollgate::redis::{PublishError, PublishedRules, Repairs};
 use tollgate::rules::file::internal::SettingError;
 use tollgate::rules::file::{Parsed, Problems, RuleFile};
+use tollgate_net::listening::ListenError;
 use tollgate_telemetry::notice::{self, Level};
 
 use self::api::{
@@ -39,7 +40,6 @@ use self::versions::RulesSource;
 use crate::gateway::{Gateway, StartError};
 use crate::learning::Learners;
 use crate::listeners::{self, Listeners, Refusal};
-use crate::listening::ListenError;
 use crate::service::throttle::Throttles;
 use crate::service::xds::XdsUpdate;
 use crate::{config, service_manager};

@@ -9,6 +9,8 @@ use tokio::time::{sleep, timeout};
 use tollgate::Gate;
 use tollgate::rules::file::Parsed;
 use tollgate::rules::file::internal::Address;
+use tollgate_net::listening::{Ending, Flag};
+use tollgate_net::passed_sockets::PassedSockets;
 use tollgate_telemetry::limit_summary;
 use tollgate_telemetry::limited::Limited;
 use tollgate_telemetry::notice::{self, LogFormat};
@@ -21,8 +23,6 @@ use crate::control::{Commands, ControlSocket, Handover, Inheritance, Predecessor
 use crate::gateway::Gateway;
 use crate::learning::Learners;
 use crate::listeners::Listeners;
-use crate::listening::{Ending, Flag};
-use crate::passed_sockets::PassedSockets;
 use crate::readiness::Readiness;
 use crate::reload::changes::CliOverrides;
 use crate::reload::reloads::Reloads;

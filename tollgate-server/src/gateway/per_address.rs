@@ -7,9 +7,9 @@ use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use tollgate_net::deadline::Tick;
 use tollgate_telemetry::notice;
 
-use super::deadline::Tick;
 use super::tally::LogThrottle;
 
 /// The number of shards, so that workers rarely contend for a lock.

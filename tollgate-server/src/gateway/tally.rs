@@ -14,12 +14,12 @@ use tollgate::http::Refusal;
 use tollgate::internal::Unreadable;
 use tollgate_http1::Ambiguity;
 use tollgate_http1::ambiguity::AMBIGUITIES;
+use tollgate_net::deadline::Tick;
 use tollgate_telemetry::counter::Counter;
 use tollgate_telemetry::decisions::{Decisions, LastLimit};
 use tollgate_telemetry::notice;
 
 use super::buffer_budget::BufferBudget;
-use super::deadline::Tick;
 use super::failure::{CertificateProblem, Failure, HANDSHAKE_FAILURES, HandshakeFailure, MISUSES, Misuse};
 use super::head::headers::DroppedHeaders;
 

@@ -6,7 +6,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::gateway::tls::CertificateReloads;
+use tollgate_net::tls::CertificateReloads;
+
 use tollgate_telemetry::page::Page;
 
 pub(super) fn write(listeners: &[(SocketAddr, Arc<CertificateReloads>)], page: &mut Page<'_>) -> fmt::Result {

@@ -16,6 +16,7 @@ use tokio::net::TcpListener;
 use tokio::time::{sleep, timeout};
 use tollgate::rules::RuleSet;
 use tollgate::{Checks, Gate, Outcome};
+use tollgate_net::listening::Stop;
 use tollgate_telemetry::decisions::Decisions;
 use tollgate_telemetry::unknown::Unknown;
 use tonic::Status;
@@ -25,7 +26,7 @@ use tonic_health::server::HealthReporter;
 
 use self::handler::GrpcHandler;
 use self::request::{Denials, Descriptors, Overridden};
-use super::connections::{self, Options, Stop};
+use super::connections::{self, Options};
 use super::proto::DESCRIPTORS;
 use super::proto::envoy::service::ratelimit::v3::rate_limit_service_server::SERVICE_NAME;
 use super::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use axum::http::Response;
 use tokio::time::Instant;
+use tollgate_net::tls::CertificateReloads;
 use tollgate_telemetry::notice;
 use tollgate_telemetry::page::Page;
 
-use crate::gateway::tls::CertificateReloads;
 use crate::gateway::{Closings, Misuse};
 use crate::service::tokens::Tokens;
 

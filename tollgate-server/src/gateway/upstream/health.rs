@@ -13,6 +13,7 @@ use http::{HeaderValue, Request};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tollgate::rules::file::internal::HealthCheckRule;
+use tollgate_net::deadline::{Tick, Ticks, Wait};
 use tollgate_telemetry::limit_summary::span;
 use tollgate_telemetry::notice::{Field, Level, join_up_to};
 
@@ -21,7 +22,6 @@ use super::connect::{self, ConnUse, Dialled};
 use super::ejection::{Cause, Change};
 use super::slots::{UpstreamSlot, UpstreamSlots};
 use super::{RouteUpstream, Target, http2_pool};
-use crate::gateway::deadline::{Tick, Ticks, Wait};
 use crate::gateway::failure::Fault;
 use crate::gateway::head::headers;
 use crate::gateway::http1::sender;

@@ -16,10 +16,9 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tollgate::rules::file::internal::{SettingError, XdsRule};
 use tollgate::rules::file::{Parsed, Problems};
+use tollgate_net::pem;
 use tonic::codegen::Service;
 use tonic::transport::{Channel, Endpoint};
-
-use crate::pem;
 
 use tollgate_telemetry::notice;
 

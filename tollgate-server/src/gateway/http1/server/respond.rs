@@ -13,6 +13,7 @@ use tollgate::Outcome;
 use tollgate::internal::WrittenResponse;
 use tollgate::rules::file::internal::UpstreamHeader;
 use tollgate_http1::InvalidHead;
+use tollgate_net::stream::is_tls_hello;
 
 use super::client_io::BodyError;
 use super::{AllowedRequest, Http1Server, NextStep, UnsettledResponse};
@@ -24,7 +25,6 @@ use crate::gateway::http1::codec::PlainRequest;
 use crate::gateway::local_response::{self, MAX_ECHOED_BYTES};
 use crate::gateway::proxy::{self, ProxyRequest, Responder};
 use crate::gateway::site::Site;
-use crate::gateway::stream::is_tls_hello;
 use crate::gateway::worker::{Refused, WorkerBuffers, scratch};
 
 impl Http1Server<'_> {

@@ -11,12 +11,12 @@ use http::header::{CONNECTION, CONTENT_LENGTH, DATE, TRAILER, TRANSFER_ENCODING}
 use http::{HeaderMap, HeaderValue, Response, response};
 use hyper::body::Body as _;
 use tollgate_http1::Framing;
+use tollgate_net::deadline::Wait;
 
 use super::Http1Server;
 use super::client_io::BodyError;
 use super::forward::{ForwardResult, Forwarding};
 use crate::gateway::client::BufferedBytes;
-use crate::gateway::deadline::Wait;
 use crate::gateway::failure::Failure;
 use crate::gateway::head::headers::{self, X_REQUEST_ID};
 use crate::gateway::http1::codec::PlainRequest;

@@ -18,7 +18,7 @@ const FIRST_DESCRIPTOR: usize = 3;
 /// The process that keeps a socket open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Owner {
+pub enum Owner {
     /// This server. The socket is closed with its listener.
     Server,
     /// A service manager. It passes the socket to the next server too.
@@ -27,41 +27,48 @@ pub(crate) enum Owner {
 
 /// The listener that a socket belongs to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct ListenerName {
+pub struct ListenerName {
     /// Its key in the rule file.
-    pub(crate) key: String,
+    pub key: String,
     /// The configured address, which may have port 0.
-    pub(crate) address: String,
+    pub address: String,
 }
 
 /// A socket that another process has bound.
 #[derive(Debug)]
-pub(crate) struct PassedSocket {
-    pub(crate) socket: TcpListener,
-    pub(crate) bound: SocketAddr,
-    pub(crate) owner: Owner,
+pub struct PassedSocket {
+    /// The socket, which does not block.
+    pub socket: TcpListener,
+    /// The address that it is bound to.
+    pub bound: SocketAddr,
+    /// The process that keeps it open.
+    pub owner: Owner,
     /// The listener that used it before.
-    pub(crate) listener: Option<ListenerName>,
+    pub listener: Option<ListenerName>,
 }
 
 /// The sockets for a listener, all bound to one address.
 #[derive(Debug)]
-pub(crate) struct ListenerSockets {
-    pub(crate) sockets: Vec<TcpListener>,
-    pub(crate) bound: SocketAddr,
-    pub(crate) owner: Owner,
+pub struct ListenerSockets {
+    /// The sockets.
+    pub sockets: Vec<TcpListener>,
+    /// The address that they are bound to.
+    pub bound: SocketAddr,
+    /// The process that keeps them open.
+    pub owner: Owner,
 }
 
 /// The sockets that were passed to this process.
 #[derive(Debug, Default)]
-pub(crate) struct PassedSockets {
+pub struct PassedSockets {
     sockets: Mutex<Vec<PassedSocket>>,
     /// The addresses of those that listeners have used.
     used: Mutex<Vec<SocketAddr>>,
 }
 
 impl PassedSocket {
-    pub(crate) fn new(socket: TcpListener, owner: Owner, listener: Option<ListenerName>) -> io::Result<Self> {
+    /// Takes a socket that is bound.
+    pub fn new(socket: TcpListener, owner: Owner, listener: Option<ListenerName>) -> io::Result<Self> {
         let bound = socket.local_addr()?;
         socket.set_nonblocking(true)?;
         Ok(Self { socket, bound, owner, listener })
@@ -76,7 +83,7 @@ impl PassedSocket {
 impl PassedSockets {
     /// Returns the sockets of the service manager (`LISTEN_FDS`), or an error with the fix. Changes the environment, so
     /// it must be called before any other thread runs.
-    pub(crate) fn from_service_manager() -> Result<Self, String> {
+    pub fn from_service_manager() -> Result<Self, String> {
         let mut passed = ListenFd::from_env();
         let mut sockets = Vec::new();
         for index in 0..passed.len() {
@@ -95,13 +102,13 @@ impl PassedSockets {
     }
 
     /// Adds sockets that the server before has passed.
-    pub(crate) fn add(&self, sockets: Vec<PassedSocket>) {
+    pub fn add(&self, sockets: Vec<PassedSocket>) {
         self.all().extend(sockets);
     }
 
     /// Returns the sockets for a listener, if any were passed. Sockets match by their address. One that was bound to port
     /// 0 matches the listener that had it before. Those of the service manager stay here for another use.
-    pub(crate) async fn find(&self, key: &str, address: &str) -> io::Result<Option<ListenerSockets>> {
+    pub async fn find(&self, key: &str, address: &str) -> io::Result<Option<ListenerSockets>> {
         if self.all().is_empty() {
             return Ok(None);
         }
@@ -129,23 +136,23 @@ impl PassedSockets {
     }
 
     /// Returns copies of the sockets of the service manager, to pass them on.
-    pub(crate) fn of_service_manager(&self) -> io::Result<Vec<PassedSocket>> {
+    pub fn of_service_manager(&self) -> io::Result<Vec<PassedSocket>> {
         let all = self.all();
         all.iter().filter(|one| one.owner == Owner::ServiceManager).map(PassedSocket::try_clone).collect()
     }
 
     /// Closes the sockets of the server before that no listener uses.
-    pub(crate) fn close_unused(&self) {
+    pub fn close_unused(&self) {
         self.all().retain(|one| one.owner == Owner::ServiceManager);
     }
 
     /// Returns the addresses of the sockets that listeners use.
-    pub(crate) fn used(&self) -> Vec<SocketAddr> {
+    pub fn used(&self) -> Vec<SocketAddr> {
         self.used.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Warns about sockets of the service manager that no listener uses.
-    pub(crate) fn warn_of_unused(&self) {
+    pub fn warn_of_unused(&self) {
         let used = self.used();
         for unused in self.all().iter().filter(|one| !used.contains(&one.bound)) {
             notice::warn(format_args!(

@@ -4,43 +4,42 @@
 //! does not check it is better off, and others report the problem.
 
 mod clients;
-mod fingerprint;
+mod settings;
 
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use rustls::ServerConfig;
 use rustls::client::verify_server_name;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::{ClientHello, ParsedCertificate, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
-use rustls::{ServerConfig, ServerConnection};
 use time::OffsetDateTime;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tollgate::internal::read_bounded;
-use tollgate::rules::Certificate;
-use tollgate::rules::file::internal::{CertificateRule, SettingError, TlsRule};
 use tollgate_telemetry::notice::{self, join_up_to};
 use tollgate_telemetry::seconds::{rfc3339, unix_now};
 use x509_parser::prelude::{ASN1Time, FromDer, GeneralName, X509Certificate};
 
 use self::clients::ClientAuthorities;
-pub(crate) use self::clients::{CERTIFICATE_GRACE, CertificateLease, TlsInUse};
-use self::fingerprint::Fingerprints;
-use crate::gateway::client::LINGER;
-use crate::gateway::stream::Stream;
-use crate::gateway::upstream::tls::MAX_NAMES;
+pub use self::clients::{CERTIFICATE_GRACE, CertificateLease, TlsInUse};
+pub use self::settings::{CertificateFiles, ClientCertificates, Settings, Step, TlsProblem};
 use crate::pem::MAX_FILE_BYTES;
+use crate::stream::{LINGER, Stream};
+
+/// The maximum number of names in a log line.
+pub const MAX_NAMES: usize = 5;
 
 /// The interval of checks for changed files. Certificates are replaced days before they expire.
 const CHECK_EVERY: Duration = Duration::from_secs(2);
@@ -49,21 +48,12 @@ const CHECK_EVERY: Duration = Duration::from_secs(2);
 const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
 
 /// The TLS settings of a listener, and the files they were read from.
-pub(crate) struct Tls {
-    pub(crate) in_use: TlsInUse,
-    pub(super) validities: Arc<Vec<Validity>>,
-    rule: TlsRule,
-    folder: PathBuf,
-    /// The key of the rule file.
-    setting: &'static str,
-}
-
-/// The files of a certificate.
-struct Files {
-    cert: PathBuf,
-    key: PathBuf,
-    /// The certificate's path as written in the rule file.
-    configured: String,
+pub struct Tls {
+    /// The settings for new connections.
+    pub in_use: TlsInUse,
+    /// The validity of each certificate.
+    pub validities: Arc<Vec<Validity>>,
+    settings: Settings,
 }
 
 /// The certificates in the order of the rule file.
@@ -88,13 +78,13 @@ impl ResolvesServerCert for Certificates {
 }
 
 impl Tls {
-    /// Creates the TLS settings, which `setting` names in the rule file. Returns all problems with the files, not only the first.
-    pub(crate) fn new(rule: &TlsRule, folder: &Path, setting: &'static str) -> Result<Self, Vec<SettingError>> {
+    /// Reads the files of the settings. Returns all problems with them, not only the first.
+    pub fn new(settings: Settings) -> Result<Self, Vec<TlsProblem>> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let mut errors = Vec::new();
         let (mut certificates, mut validities) = (Vec::new(), Vec::new());
-        for (index, files) in files(rule, folder).iter().enumerate() {
-            match certified(files, setting, &provider) {
+        for (index, files) in settings.certificates.iter().enumerate() {
+            match certified(files, settings.setting, &provider) {
                 Ok(certificate) => {
                     let own = certificate.cert.first();
                     validities.extend(own.and_then(|own| Validity::of(&files.cert, &files.configured, own)));
@@ -103,12 +93,12 @@ impl Tls {
                 Err(found) => errors.extend(found.into_iter().map(|error| error.of(index).of("certificates"))),
             }
         }
-        let authorities = rule.client_ca.as_ref().map(|file| {
-            let read = ClientAuthorities::read((&folder.join(file), setting), rule.client_certificates, &provider);
+        let authorities = settings.client_ca.as_ref().map(|file| {
+            let read = ClientAuthorities::read((file, settings.setting), settings.client_certificates, &provider);
             read.map(Arc::new).map_err(|error| errors.push(error.of("client_ca")))
         });
         let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-        let builder = builder.map_err(|error| errors.push(SettingError::new(error.to_string(), "leave tls out")));
+        let builder = builder.map_err(|error| errors.push(TlsProblem::new(error.to_string(), "leave tls out")));
         let (Ok(builder), Ok(authorities), []) = (builder, authorities.transpose(), &*errors) else {
             return Err(errors);
         };
@@ -122,12 +112,12 @@ impl Tls {
             clients::forbid_resumption(&mut config);
         }
         let in_use = TlsInUse { acceptor: TlsAcceptor::from(Arc::new(config)), authorities };
-        Ok(Self { in_use, validities: Arc::new(validities), rule: rule.clone(), folder: folder.to_owned(), setting })
+        Ok(Self { in_use, validities: Arc::new(validities), settings })
     }
 
     /// Reloads all files when one changes, forever, and passes them to `apply`, for new connections. Files that cannot be used
     /// change nothing. Logs certificates that expire.
-    pub(crate) async fn watch_files(self, apply: impl Fn(TlsInUse), reloads: Arc<CertificateReloads>) {
+    pub async fn watch_files(self, apply: impl Fn(TlsInUse), reloads: Arc<CertificateReloads>) {
         let (mut contents, mut warnings) = (self.file_contents(), ExpiryWarnings::new(&self.validities));
         loop {
             warnings.log(unix_now());
@@ -138,7 +128,7 @@ impl Tls {
             }
             // A certificate and its key are not written at the same moment: the next check may find both.
             contents = now;
-            match Self::new(&self.rule, &self.folder, self.setting) {
+            match Self::new(self.settings.clone()) {
                 Ok(other) => {
                     apply(other.in_use.clone());
                     reloads.note_applied(&other.validities);
@@ -159,47 +149,26 @@ impl Tls {
 
     /// Returns the content of all files.
     fn file_contents(&self) -> Vec<Option<Vec<u8>>> {
-        let of_certificates = files(&self.rule, &self.folder).into_iter().flat_map(|files| [files.cert, files.key]);
-        let of_clients = self.rule.client_ca.iter().map(|file| self.folder.join(file));
-        of_certificates.chain(of_clients).map(|path| read(&path).ok()).collect()
+        let of_certificates = self.settings.certificates.iter().flat_map(|files| [&files.cert, &files.key]);
+        let of_clients = self.settings.client_ca.iter();
+        of_certificates.chain(of_clients).map(|path| read(path).ok()).collect()
     }
-}
-
-fn files(rule: &TlsRule, folder: &Path) -> Vec<Files> {
-    let at = |rule: &CertificateRule| Files {
-        cert: folder.join(&rule.cert),
-        key: folder.join(&rule.key),
-        configured: rule.cert.clone(),
-    };
-    rule.certificates.iter().map(at).collect()
-}
-
-/// Returns the verified certificate of a client.
-pub(in crate::gateway) fn client_certificate(connection: &ServerConnection) -> Option<Certificate> {
-    let der = connection.peer_certificates()?.first()?;
-    let Fingerprints { sent, other } = fingerprint::fingerprints(der);
-    let mut certificate = Certificate::new(sent);
-    certificate.other_fingerprint = other;
-    let (_, parsed) = X509Certificate::from_der(der).ok()?;
-    certificate.cn = parsed.subject().iter_common_name().find_map(|name| name.as_str().ok()).map(str::to_owned);
-    let names = parsed.subject_alternative_name().ok().flatten();
-    certificate.san = names.iter().flat_map(|names| &names.value.general_names).find_map(|name| match name {
-        GeneralName::DNSName(name) | GeneralName::URI(name) | GeneralName::RFC822Name(name) => Some((*name).to_owned()),
-        _ => None,
-    });
-    Some(certificate)
 }
 
 fn read(path: &Path) -> std::io::Result<Vec<u8>> {
     read_bounded(path, MAX_FILE_BYTES)
 }
 
-fn bad((path, setting): (&Path, &str), key: &str, problem: &str) -> SettingError {
-    SettingError::new(format!("{setting}.{key} {}: {problem}", path.display()), "name a readable PEM file")
+fn bad((path, setting): (&Path, &str), key: &str, problem: &str) -> TlsProblem {
+    TlsProblem::new(format!("{setting}.{key} {}: {problem}", path.display()), "name a readable PEM file")
 }
 
 /// Reads a certificate and its key. Returns the problems with both.
-fn certified(files: &Files, setting: &str, provider: &CryptoProvider) -> Result<CertifiedKey, Vec<SettingError>> {
+fn certified(
+    files: &CertificateFiles,
+    setting: &str,
+    provider: &CryptoProvider,
+) -> Result<CertifiedKey, Vec<TlsProblem>> {
     let chain = chain((&files.cert, setting)).map_err(|error| error.of("cert"));
     let key = private_key((&files.key, setting)).map_err(|error| error.of("key"));
     match (chain, key) {
@@ -210,7 +179,7 @@ fn certified(files: &Files, setting: &str, provider: &CryptoProvider) -> Result<
     }
 }
 
-fn chain(named: (&Path, &str)) -> Result<Vec<CertificateDer<'static>>, SettingError> {
+fn chain(named: (&Path, &str)) -> Result<Vec<CertificateDer<'static>>, TlsProblem> {
     let text = read(named.0).map_err(|error| bad(named, "certificates", &error.to_string()))?;
     let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
     let chain = chain.map_err(|error| bad(named, "certificates", &error.to_string()))?;
@@ -220,67 +189,72 @@ fn chain(named: (&Path, &str)) -> Result<Vec<CertificateDer<'static>>, SettingEr
     Ok(chain)
 }
 
-fn private_key(named: (&Path, &str)) -> Result<PrivateKeyDer<'static>, SettingError> {
+fn private_key(named: (&Path, &str)) -> Result<PrivateKeyDer<'static>, TlsProblem> {
     let text = read(named.0).map_err(|error| bad(named, "certificates", &error.to_string()))?;
     PrivateKeyDer::from_pem_slice(&text)
         .map_err(|error| bad(named, "certificates", &format!("it contains no private key ({error})")))
 }
 
 /// Describes why a certificate and a key cannot be used together.
-fn unfit(files: &Files, setting: &str, error: &rustls::Error) -> SettingError {
+fn unfit(files: &CertificateFiles, setting: &str, error: &rustls::Error) -> TlsProblem {
     let (cert, key) = (files.cert.display(), files.key.display());
     match error {
-        rustls::Error::InconsistentKeys(_) => SettingError::new(
+        rustls::Error::InconsistentKeys(_) => TlsProblem::new(
             format!("{setting}.certificates {cert}: the key in {key} does not belong to it"),
             "name the key of this certificate, or the certificate of this key; a chain starts with the server's own certificate",
         )
         .of("key"),
         rustls::Error::InvalidCertificate(_) => {
             let problem = format!("{setting}.certificates {cert}: it cannot be used ({error})");
-            SettingError::new(problem, "name an X.509 certificate in PEM").of("cert")
+            TlsProblem::new(problem, "name an X.509 certificate in PEM").of("cert")
         }
         _ => {
             let problem = format!("{setting}.certificates {key}: it cannot be used ({error})");
-            SettingError::new(problem, "name an RSA, ECDSA or Ed25519 private key without a password").of("key")
+            TlsProblem::new(problem, "name an RSA, ECDSA or Ed25519 private key without a password").of("key")
         }
     }
 }
 
 /// Counts the reloads of one listener.
 #[derive(Debug, Default)]
-pub(crate) struct CertificateReloads {
-    pub(crate) applied: AtomicU64,
-    pub(crate) refused: AtomicU64,
+pub struct CertificateReloads {
+    /// Reloads whose certificates are in use.
+    pub applied: AtomicU64,
+    /// Reloads that failed.
+    pub refused: AtomicU64,
     last_was_refused: AtomicBool,
     /// The certificates in use.
-    pub(crate) in_force: ArcSwap<Vec<Validity>>,
+    pub in_force: ArcSwap<Vec<Validity>>,
 }
 
 impl CertificateReloads {
     /// Starts with the certificates that a listener has at first.
-    pub(crate) fn of(tls: &Tls) -> Self {
+    pub fn of(tls: &Tls) -> Self {
         let reloads = Self::default();
         reloads.note_good(&tls.validities);
         reloads
     }
 
-    pub(super) fn note_applied(&self, certificates: &Arc<Vec<Validity>>) {
+    /// Records a reload.
+    pub fn note_applied(&self, certificates: &Arc<Vec<Validity>>) {
         self.applied.fetch_add(1, Relaxed);
         self.note_good(certificates);
     }
 
-    pub(super) fn note_refused(&self) {
+    /// Records a reload that failed.
+    pub fn note_refused(&self) {
         self.refused.fetch_add(1, Relaxed);
         self.last_was_refused.store(true, Relaxed);
     }
 
     /// Records certificates that were read with the rule file.
-    pub(super) fn note_good(&self, certificates: &Arc<Vec<Validity>>) {
+    pub fn note_good(&self, certificates: &Arc<Vec<Validity>>) {
         self.in_force.store(Arc::clone(certificates));
         self.last_was_refused.store(false, Relaxed);
     }
 
-    pub(crate) fn last_was_good(&self) -> bool {
+    /// Returns whether the last reload succeeded.
+    pub fn last_was_good(&self) -> bool {
         !self.last_was_refused.load(Relaxed)
     }
 }
@@ -291,13 +265,13 @@ const USE_HTTPS: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application
     {\"error\":\"plain_http\",\"message\":\"This port requires TLS: use https.\"}";
 
 /// Returns whether the first byte is a letter, as in HTTP and never in TLS. The bytes stay unread.
-pub(super) async fn begins_with_a_letter(tcp: &TcpStream) -> io::Result<bool> {
+pub async fn begins_with_a_letter(tcp: &TcpStream) -> io::Result<bool> {
     let mut first = [0];
     Ok(tcp.peek(&mut first).await? > 0 && first[0].is_ascii_alphabetic())
 }
 
 /// Sends a plain HTTP client the instruction to use https.
-pub(super) async fn send_use_https(mut tcp: TcpStream) -> io::Result<()> {
+pub async fn send_use_https(mut tcp: TcpStream) -> io::Result<()> {
     let reply = async {
         tcp.write_all(USE_HTTPS).await?;
         Stream::Plain(tcp).end().await
@@ -316,13 +290,14 @@ const DAY_SECONDS: i64 = 24 * 60 * 60;
 
 /// The validity of a certificate. Intermediate certificates are not included.
 #[derive(Debug)]
-pub(crate) struct Validity {
+pub struct Validity {
     file: String,
     /// The label in metrics.
-    pub(crate) label: String,
+    pub label: String,
     names: Vec<String>,
     begins: OffsetDateTime,
-    pub(crate) ends: OffsetDateTime,
+    /// The last second in which it is valid.
+    pub ends: OffsetDateTime,
 }
 
 /// The state of a certificate at a given time.

@@ -4,13 +4,9 @@ use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 
-use tollgate::rules::file::internal::Address;
-
-use crate::service::Stop;
-
 /// The source of a listener's address.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Setting {
+pub enum Setting {
     /// A key of the rule file, and the flag that overrides it.
     Key(&'static str, Option<Flag>),
     /// The flag that overrides a key.
@@ -19,15 +15,19 @@ pub(crate) enum Setting {
 
 /// A command-line flag and its environment variable.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Flag {
+pub struct Flag {
     name: &'static str,
-    pub(crate) variable: &'static str,
+    /// The environment variable.
+    pub variable: &'static str,
 }
 
 impl Flag {
-    pub(crate) const LISTEN: Self = Self { name: "--listen", variable: "TOLLGATE_LISTEN" };
-    pub(crate) const HTTP: Self = Self { name: "--http", variable: "TOLLGATE_HTTP" };
-    pub(crate) const ADMIN: Self = Self { name: "--admin", variable: "TOLLGATE_ADMIN" };
+    /// The address of the gateway.
+    pub const LISTEN: Self = Self { name: "--listen", variable: "TOLLGATE_LISTEN" };
+    /// The address of the decision service over HTTP.
+    pub const HTTP: Self = Self { name: "--http", variable: "TOLLGATE_HTTP" };
+    /// The address of the admin listener.
+    pub const ADMIN: Self = Self { name: "--admin", variable: "TOLLGATE_ADMIN" };
 }
 
 /// Names both, because a variable that was set long ago is easily overlooked.
@@ -39,7 +39,7 @@ impl fmt::Display for Flag {
 
 impl Setting {
     /// Returns the flag if it is given, otherwise the key of the rule file.
-    pub(crate) const fn key_or_flag(key: &'static str, flag: Flag, given: Option<&Address>) -> Self {
+    pub const fn key_or_flag<Address>(key: &'static str, flag: Flag, given: Option<&Address>) -> Self {
         match given {
             None => Self::Key(key, Some(flag)),
             Some(_) => Self::Flag(flag),
@@ -56,18 +56,32 @@ impl fmt::Display for Setting {
     }
 }
 
+/// How a listener stops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// Its socket is closed after a moment.
+    Close,
+    /// Another listener of this process accepts the connections of its socket from now on.
+    HandOver,
+    /// Another process accepts the connections of its socket from now on.
+    TakenOver,
+}
+
 /// How the server ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Ending {
+pub enum Ending {
     /// Nothing serves in its place.
     Stop,
     /// Another process accepts the connections of these addresses.
-    TakenOver { used: Vec<SocketAddr> },
+    TakenOver {
+        /// The addresses.
+        used: Vec<SocketAddr>,
+    },
 }
 
 impl Ending {
     /// Returns how the listener on an address ends.
-    pub(crate) fn of(&self, bound: SocketAddr) -> Stop {
+    pub fn of(&self, bound: SocketAddr) -> Stop {
         match self {
             Self::TakenOver { used } if used.contains(&bound) => Stop::TakenOver,
             Self::Stop | Self::TakenOver { .. } => Stop::Close,
@@ -77,15 +91,18 @@ impl Ending {
 
 /// A listener that cannot be bound.
 #[derive(Debug)]
-pub(crate) struct ListenError {
-    pub(crate) setting: Setting,
-    pub(crate) address: String,
-    pub(crate) source: io::Error,
+pub struct ListenError {
+    /// The source of the address.
+    pub setting: Setting,
+    /// The address.
+    pub address: String,
+    /// The error of the system.
+    pub source: io::Error,
 }
 
 impl ListenError {
     /// Returns the fix.
-    pub(crate) fn fix(&self) -> &'static str {
+    pub fn fix(&self) -> &'static str {
         match self.source.kind() {
             io::ErrorKind::AddrInUse => "stop the process that uses it, or choose another port",
             io::ErrorKind::AddrNotAvailable => "use an address of this host",
@@ -97,7 +114,7 @@ impl ListenError {
     }
 
     /// Returns the fix at start, when flags can be used too.
-    pub(crate) fn fix_at_start(&self) -> String {
+    pub fn fix_at_start(&self) -> String {
         match (self.source.kind(), self.setting) {
             (io::ErrorKind::AddrInUse, Setting::Key(_, Some(flag))) => {
                 format!("{} in the rule file or with {}", self.fix(), flag.name)

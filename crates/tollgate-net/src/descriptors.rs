@@ -21,8 +21,8 @@ const PER_EIGHT_CLIENTS: u64 = 17;
 /// Each listener of the decision service, and the admin listener, gets one in this many descriptors.
 const LISTENER_PART: u64 = 10;
 
-/// The most connections of such a listener, unless it has `max_connections`.
-const MAX_LISTENER_CONNECTIONS: u64 = crate::service::MAX_CONNECTIONS as u64;
+/// The most connections of such a listener, unless it has `max_connections`. Idle HTTP connections take about 10 KiB each.
+pub const MAX_LISTENER_CONNECTIONS: u32 = 4_096;
 
 /// With `max_connections`, a listener may get up to one in this many descriptors.
 const MAX_LISTENER_PART: u64 = 6;
@@ -35,40 +35,50 @@ const MAX_DESCRIPTORS: u64 = 1 << 20;
 
 /// The listeners to divide descriptors between.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Surfaces {
+pub struct Surfaces {
     /// Workers of the gateway; 0 without a gateway.
-    pub(crate) workers: usize,
+    pub workers: usize,
     /// `gateway.max_connections`.
-    pub(crate) max_connections: Option<u32>,
-    pub(crate) service: Share,
-    pub(crate) grpc: Share,
-    pub(crate) resp: Share,
-    pub(crate) admin: Share,
+    pub max_connections: Option<u32>,
+    /// The decision service over HTTP.
+    pub service: Share,
+    /// The decision service over gRPC.
+    pub grpc: Share,
+    /// The decision service over the Redis protocol.
+    pub resp: Share,
+    /// The admin listener.
+    pub admin: Share,
 }
 
 /// A listener of the decision service, or the admin listener.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Share {
-    pub(crate) is_there: bool,
+pub struct Share {
+    /// Whether there is such a listener.
+    pub is_there: bool,
     /// Its `max_connections`.
-    pub(crate) wanted: Option<u32>,
+    pub wanted: Option<u32>,
 }
 
 /// The most connections of each listener, and of the gateway to upstreams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Plan {
-    pub(crate) gateway: i64,
+pub struct Plan {
+    /// From clients to the gateway, over all workers.
+    pub gateway: i64,
     /// From the gateway to upstreams, over all workers.
-    pub(crate) upstreams: usize,
-    pub(crate) service: u32,
-    pub(crate) grpc: u32,
-    pub(crate) resp: u32,
-    pub(crate) admin: u32,
+    pub upstreams: usize,
+    /// To the decision service over HTTP.
+    pub service: u32,
+    /// To the decision service over gRPC.
+    pub grpc: u32,
+    /// To the decision service over the Redis protocol.
+    pub resp: u32,
+    /// To the admin listener.
+    pub admin: u32,
 }
 
 /// The process may not open enough files to serve a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct TooFewDescriptors {
+pub struct TooFewDescriptors {
     allowed: u64,
     needed: u64,
 }
@@ -86,7 +96,7 @@ impl fmt::Display for TooFewDescriptors {
 
 /// Raises the soft limit on open files to the hard limit, and divides the descriptors. Lowers a `max_connections` that
 /// does not fit, with a warning.
-pub(crate) fn plan(surfaces: Surfaces) -> Result<Plan, TooFewDescriptors> {
+pub fn plan(surfaces: Surfaces) -> Result<Plan, TooFewDescriptors> {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let wanted = Rlimit { current: maximum, maximum };
     let allowed = if setrlimit(Resource::Nofile, wanted).is_ok() { maximum } else { current };
@@ -151,7 +161,7 @@ fn client_descriptors(clients: u64) -> u64 {
 fn listener_share(allowed: u64, share: Share) -> u64 {
     match share {
         Share { is_there: false, .. } => 0,
-        Share { wanted: None, .. } => (allowed / LISTENER_PART).clamp(MIN_CONNECTIONS, MAX_LISTENER_CONNECTIONS),
+        Share { wanted: None, .. } => (allowed / LISTENER_PART).clamp(MIN_CONNECTIONS, MAX_LISTENER_CONNECTIONS.into()),
         Share { wanted: Some(wanted), .. } => u64::from(wanted).min((allowed / MAX_LISTENER_PART).max(MIN_CONNECTIONS)),
     }
 }

@@ -8,10 +8,10 @@ use tollgate::internal::read_bounded;
 
 /// The maximum size of a file. Certificate chains have a few thousand bytes, and the public authorities of a system a
 /// quarter of a million.
-pub(crate) const MAX_FILE_BYTES: u64 = 1 << 20;
+pub const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// Reads the certificates of a file, at least one. Fails with a description of the problem.
-pub(crate) fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
     let text = read_bounded(path, MAX_FILE_BYTES).map_err(|error| error.to_string())?;
     let found: Result<Vec<_>, pem::Error> = CertificateDer::pem_slice_iter(&text).collect();
     let found = found.map_err(|error| error.to_string())?;
@@ -19,7 +19,7 @@ pub(crate) fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, 
 }
 
 /// Reads the private key of a file. Fails with a description of the problem.
-pub(crate) fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, String> {
+pub fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, String> {
     let text = read_bounded(path, MAX_FILE_BYTES).map_err(|error| error.to_string())?;
     PrivateKeyDer::from_pem_slice(&text).map_err(|error| error.to_string())
 }

@@ -16,29 +16,36 @@ use tokio::net::TcpStream;
 use tokio_rustls::{client, server};
 
 /// The maximum size of a read. A longer head is collected in a buffer of its own.
-pub(super) const INPUT_BYTES: usize = 64 << 10;
+pub const INPUT_BYTES: usize = 64 << 10;
 
 /// The maximum number of bytes that are read and discarded after the last response. Without that, closing could destroy
 /// the response before the client has read it.
-pub(super) const MAX_LINGER_BYTES: usize = 1 << 20;
+pub const MAX_LINGER_BYTES: usize = 1 << 20;
+
+/// How long a client may continue to send after its last response.
+pub const LINGER: Duration = Duration::from_secs(2);
 
 /// The maximum number of bytes that TLS buffers for a peer that does not read: the default of rustls.
-pub(super) const MAX_TLS_BYTES: usize = 64 << 10;
+pub const MAX_TLS_BYTES: usize = 64 << 10;
 
 /// A TCP connection, or a TLS connection of either side.
-pub(crate) enum MaybeTls<T> {
+pub enum MaybeTls<T> {
+    /// Without TLS.
     Plain(TcpStream),
+    /// With TLS.
     Tls(Box<T>),
 }
 
 impl<T> MaybeTls<T> {
     /// Returns whether writes may be buffered in this process.
-    pub(super) fn is_buffered(&self) -> bool {
+    #[inline]
+    pub fn is_buffered(&self) -> bool {
         matches!(self, Self::Tls(_))
     }
 
     /// Returns the socket of a connection without TLS.
-    pub(super) fn plain(&self) -> Option<&TcpStream> {
+    #[inline]
+    pub fn plain(&self) -> Option<&TcpStream> {
         match self {
             Self::Plain(tcp) => Some(tcp),
             Self::Tls(_) => None,
@@ -49,7 +56,8 @@ impl<T> MaybeTls<T> {
 impl<T: AsyncRead + Unpin> MaybeTls<T> {
     /// Reads into the buffer. Returns the number of bytes; 0 is the end of the stream. `has_read` is whether the last
     /// read returned bytes.
-    pub(super) fn poll_receive(
+    #[inline]
+    pub fn poll_receive(
         &mut self,
         has_read: &mut bool,
         buffer: &mut [u8],
@@ -67,7 +75,8 @@ impl<T: AsyncRead + Unpin> MaybeTls<T> {
 
 impl<T: AsyncWrite + Unpin> MaybeTls<T> {
     /// Writes as many bytes of both as possible.
-    pub(super) fn poll_send(&mut self, head: &[u8], body: &[u8], context: &mut Context<'_>) -> Poll<io::Result<usize>> {
+    #[inline]
+    pub fn poll_send(&mut self, head: &[u8], body: &[u8], context: &mut Context<'_>) -> Poll<io::Result<usize>> {
         match (self, body) {
             (Self::Plain(tcp), []) => poll_write(tcp, head, context),
             (Self::Plain(tcp), body) => poll_write_both(tcp, (head, body), context),
@@ -81,7 +90,8 @@ impl<T: AsyncWrite + Unpin> MaybeTls<T> {
 
 impl MaybeTls<client::TlsStream<TcpStream>> {
     /// Returns whether the kernel has seen neither a close nor any bytes from the other side.
-    pub(super) fn is_open_and_quiet(&self) -> bool {
+    #[inline]
+    pub fn is_open_and_quiet(&self) -> bool {
         let tcp = match self {
             Self::Plain(tcp) => tcp,
             Self::Tls(tls) => tls.get_ref().0,
@@ -92,18 +102,21 @@ impl MaybeTls<client::TlsStream<TcpStream>> {
 }
 
 /// A client's connection, with or without TLS.
-pub(super) type Stream = MaybeTls<server::TlsStream<TcpStream>>;
+pub type Stream = MaybeTls<server::TlsStream<TcpStream>>;
 
 impl Stream {
     /// Returns whether bytes that were written are still buffered in this process.
-    pub(super) fn holds_bytes(&self) -> bool {
+    #[inline]
+    pub fn holds_bytes(&self) -> bool {
         match self {
             Self::Plain(_) => false,
             Self::Tls(tls) => tls.get_ref().1.wants_write(),
         }
     }
 
-    pub(super) fn tcp(&mut self) -> &mut TcpStream {
+    /// Returns the socket.
+    #[inline]
+    pub fn tcp(&mut self) -> &mut TcpStream {
         match self {
             Self::Plain(tcp) => tcp,
             Self::Tls(tls) => tls.get_mut().0,
@@ -112,7 +125,7 @@ impl Stream {
 
     /// Makes the client see a reset in place of the end of the connection, which would end its response. TLS has an end of
     /// its own.
-    pub(super) fn reset_at_close(&mut self) {
+    pub fn reset_at_close(&mut self) {
         if let Self::Plain(tcp) = self {
             // If it fails, the connection is closed already.
             _ = set_socket_linger(&*tcp, Some(Duration::ZERO));
@@ -121,7 +134,7 @@ impl Stream {
 
     /// Closes the connection in such a way that the last response arrives: further bytes of the client are read and
     /// discarded.
-    pub(super) async fn end(&mut self) -> io::Result<()> {
+    pub async fn end(&mut self) -> io::Result<()> {
         self.shutdown().await?;
         let mut scratch = [0; 1024];
         let mut lingered = 0;
@@ -136,6 +149,7 @@ impl Stream {
 }
 
 impl<T: AsyncRead + Unpin> AsyncRead for MaybeTls<T> {
+    #[inline]
     fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Self::Plain(tcp) => Pin::new(tcp).poll_read(context, buffer),
@@ -145,6 +159,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for MaybeTls<T> {
 }
 
 impl<T: AsyncWrite + Unpin> AsyncWrite for MaybeTls<T> {
+    #[inline]
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         match self.get_mut() {
             Self::Plain(tcp) => Pin::new(tcp).poll_write(context, bytes),
@@ -193,6 +208,7 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for MaybeTls<T> {
 /// `has_read` is whether the last read returned bytes. Then there is probably nothing to read now, or other connections
 /// should get their turn, so readiness is checked first. Otherwise the task was probably woken because there is
 /// something to read.
+#[inline]
 fn poll_read(
     tcp: &TcpStream,
     has_read: &mut bool,
@@ -210,6 +226,7 @@ fn poll_read(
 }
 
 /// Writes as many bytes as possible.
+#[inline]
 fn poll_write(tcp: &TcpStream, bytes: &[u8], context: &mut Context<'_>) -> Poll<io::Result<usize>> {
     // A closed connection is an error, not a signal: Rust programs ignore `SIGPIPE`.
     poll(tcp, Interest::WRITABLE, bytes.len(), context, || send(tcp, bytes, SendFlags::empty()))
@@ -258,6 +275,7 @@ fn poll(
 const TLS_HANDSHAKE: u8 = 0x16;
 
 /// Returns whether these are the first bytes of a TLS handshake.
-pub(super) fn is_tls_hello(first: &[u8]) -> bool {
+#[inline]
+pub fn is_tls_hello(first: &[u8]) -> bool {
     first.first() == Some(&TLS_HANDSHAKE)
 }

@@ -18,10 +18,9 @@ use rustls::{RootCertStore, ServerConfig, ServerConnection};
 use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
-use tollgate::rules::file::internal::{ClientCertificates, SettingError};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use super::{bad, read};
+use super::{ClientCertificates, TlsProblem, bad, read};
 
 /// The interval in which an open connection compares the end of its certificate with the clock. The clock may be set, and
 /// timers do not count the time in which a machine is suspended.
@@ -29,25 +28,26 @@ const CLOCK_CHECK_EVERY: Duration = Duration::from_secs(60);
 
 /// How long requests in flight may take after the certificate of their connection has ended. Most take less, and a
 /// tunnel or an endless response would otherwise never end.
-pub(crate) const CERTIFICATE_GRACE: Duration = Duration::from_secs(10);
+pub const CERTIFICATE_GRACE: Duration = Duration::from_secs(10);
 
 /// The TLS settings of a listener for new connections.
 #[derive(Clone)]
-pub(crate) struct TlsInUse {
-    pub(crate) acceptor: TlsAcceptor,
+pub struct TlsInUse {
+    /// Accepts connections.
+    pub acceptor: TlsAcceptor,
     /// The authorities of client certificates, if they are verified.
     pub(super) authorities: Option<Arc<ClientAuthorities>>,
 }
 
 impl TlsInUse {
     /// Ends the leases of all certificates: the listener verifies none any more.
-    pub(crate) fn end_leases(&mut self) {
+    pub fn end_leases(&mut self) {
         self.authorities = None;
     }
 }
 
 /// The authorities of a `client_ca` file.
-pub(crate) struct ClientAuthorities {
+pub(super) struct ClientAuthorities {
     /// The content of the file.
     pem: Vec<u8>,
     verifier: Arc<dyn ClientCertVerifier>,
@@ -65,7 +65,7 @@ impl ClientAuthorities {
         named: (&Path, &str),
         mode: ClientCertificates,
         provider: &Arc<CryptoProvider>,
-    ) -> Result<Self, SettingError> {
+    ) -> Result<Self, TlsProblem> {
         let pem = read(named.0).map_err(|error| bad(named, "client_ca", &error.to_string()))?;
         let mut roots = RootCertStore::empty();
         for certificate in CertificateDer::pem_slice_iter(&pem) {
@@ -78,7 +78,7 @@ impl ClientAuthorities {
         let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider));
         let verifier = match mode {
             ClientCertificates::Optional => verifier.allow_unauthenticated(),
-            _ => verifier,
+            ClientCertificates::Required => verifier,
         };
         let verifier = verifier.build().map_err(|error| bad(named, "client_ca", &error.to_string()))?;
         Ok(Self { pem, verifier })
@@ -102,7 +102,7 @@ pub(super) fn forbid_resumption(config: &mut ServerConfig) {
 }
 
 /// The certificate of a client, for as long as its connection may rely on it.
-pub(crate) struct CertificateLease {
+pub struct CertificateLease {
     chain: Vec<CertificateDer<'static>>,
     authorities: Arc<ClientAuthorities>,
     current: watch::Receiver<TlsInUse>,
@@ -111,11 +111,7 @@ pub(crate) struct CertificateLease {
 impl CertificateLease {
     /// Returns the lease of a connection, if its client has a certificate. `current` is from before the handshake, which
     /// used `tls`.
-    pub(crate) fn new(
-        connection: &ServerConnection,
-        tls: &TlsInUse,
-        current: watch::Receiver<TlsInUse>,
-    ) -> Option<Box<Self>> {
+    pub fn new(connection: &ServerConnection, tls: &TlsInUse, current: watch::Receiver<TlsInUse>) -> Option<Box<Self>> {
         let chain = connection.peer_certificates()?.iter().map(|one| one.clone().into_owned()).collect();
         let authorities = Arc::clone(tls.authorities.as_ref()?);
         // Boxed, because few clients have one.
@@ -123,7 +119,7 @@ impl CertificateLease {
     }
 
     /// Resolves when the certificate is no longer valid.
-    pub(crate) async fn ended(mut self: Box<Self>) {
+    pub async fn ended(mut self: Box<Self>) {
         let ends = self.ends();
         loop {
             let now = UnixTime::now().as_secs();

@@ -10,15 +10,13 @@
 //! authority, checksums) are ignored.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ppp::{v1, v2};
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::time::{Instant, timeout};
-use tollgate::rules::Networks;
-use tollgate::rules::file::internal::ProxyProtocolRule;
 use tollgate_telemetry::notice;
 
 /// The longest wait for the header. Load balancers send it in the first packet of a connection.
@@ -41,55 +39,68 @@ const LOG_EVERY: Duration = Duration::from_secs(60);
 
 /// Setting of a listener.
 #[derive(Clone, Debug, Default)]
-pub(crate) enum ProxyProtocol {
+pub enum ProxyProtocol {
+    /// Connections begin with their first request.
     #[default]
     Off,
     /// Connections come from these networks, and begin with a header.
-    From(Arc<Networks>),
+    From(Senders),
+}
+
+/// The addresses that may send a header.
+#[derive(Clone)]
+pub struct Senders(Arc<dyn Fn(IpAddr) -> bool + Send + Sync>);
+
+impl Senders {
+    /// Returns the addresses for which `contains` returns true.
+    pub fn new(contains: impl Fn(IpAddr) -> bool + Send + Sync + 'static) -> Self {
+        Self(Arc::new(contains))
+    }
+
+    fn contains(&self, address: IpAddr) -> bool {
+        (self.0)(address)
+    }
+}
+
+impl fmt::Debug for Senders {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Senders").finish_non_exhaustive()
+    }
 }
 
 /// The client at the other end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Caller {
+pub enum Caller {
     /// The client has this address.
     At(SocketAddr),
     /// A load balancer at this address does not name its client.
-    Unknown { through: SocketAddr },
+    Unknown {
+        /// The address of the load balancer.
+        through: SocketAddr,
+    },
 }
 
 impl Caller {
     /// Returns the address of the client, or that of the load balancer, for logs and counts of connections.
-    pub(crate) fn nearest(self) -> SocketAddr {
+    pub fn nearest(self) -> SocketAddr {
         let (Self::At(address) | Self::Unknown { through: address }) = self;
         address
     }
 }
 
 impl ProxyProtocol {
-    pub(crate) fn of(rule: &ProxyProtocolRule) -> Self {
-        match rule {
-            ProxyProtocolRule::Off => Self::Off,
-            // Refused when the file is loaded; without senders, every connection is closed.
-            ProxyProtocolRule::Unrestricted => Self::From(Arc::default()),
-            // Their number is bounded when the file is loaded.
-            ProxyProtocolRule::From(networks) => {
-                Self::From(Arc::new(Networks::parse(networks.iter().map(ToString::to_string)).unwrap_or_default()))
-            }
-        }
-    }
-
     /// Returns whether connections begin with their first request.
-    pub(crate) fn is_off(&self) -> bool {
+    pub fn is_off(&self) -> bool {
         matches!(self, Self::Off)
     }
 
     /// Reads the header of a connection from `peer`, if one is required, and nothing beyond it.
-    pub(crate) async fn caller<Io>(&self, io: &mut Io, peer: SocketAddr) -> Result<Caller, HeaderError>
+    pub async fn caller<Io>(&self, io: &mut Io, peer: SocketAddr) -> Result<Caller, HeaderError>
     where
         Io: AsyncRead + Unpin,
     {
-        let Self::From(networks) = self else { return Ok(Caller::At(peer)) };
-        if !networks.contains(peer.ip()) {
+        let Self::From(senders) = self else { return Ok(Caller::At(peer)) };
+        if !senders.contains(peer.ip()) {
             warn_of_stranger(peer);
             return Err(HeaderError::Stranger);
         }
@@ -110,7 +121,7 @@ fn warn_of_stranger(peer: SocketAddr) {
 
 /// The reason why a connection is closed before its first request.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum HeaderError {
+pub enum HeaderError {
     /// The connection begins with something else, or with an invalid header.
     Malformed,
     /// A valid header that is longer than [`MAX_V2_REST_BYTES`].
@@ -273,7 +284,9 @@ mod tests {
     #[tokio::test]
     async fn headers_are_read_from_named_addresses_only() {
         let [balancer, stranger]: [SocketAddr; 2] = ["10.0.0.1:1", "10.0.1.1:1"].map(|text| text.parse().unwrap());
-        let setting = ProxyProtocol::From(Arc::new(Networks::parse(["10.0.0.0/24"]).unwrap()));
+        let setting = ProxyProtocol::From(Senders::new(
+            |address| matches!(address, IpAddr::V4(v4) if v4.octets()[..3] == [10, 0, 0]),
+        ));
         for (header, expected) in [
             (&b"PROXY TCP4 203.0.113.9 10.0.0.1 4321 443\r\n"[..], Caller::At("203.0.113.9:4321".parse().unwrap())),
             (b"PROXY UNKNOWN\r\n", Caller::Unknown { through: balancer }),
@@ -285,10 +298,8 @@ mod tests {
             assert_eq!(ProxyProtocol::Off.caller(&mut of_stranger, stranger).await, Ok(Caller::At(stranger)));
             assert_eq!(of_stranger, header, "nothing is read");
         }
-        assert_eq!(
-            ProxyProtocol::of(&ProxyProtocolRule::Unrestricted).caller(&mut &b""[..], balancer).await,
-            Err(HeaderError::Stranger)
-        );
+        let nobody = ProxyProtocol::From(Senders::new(|_| false));
+        assert_eq!(nobody.caller(&mut &b""[..], balancer).await, Err(HeaderError::Stranger));
     }
 
     #[tokio::test]
