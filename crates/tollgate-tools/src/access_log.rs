@@ -99,7 +99,7 @@ impl AccessLog {
     }
 
     /// Returns the next request. It may be up to a few seconds older than the one before, and is then dated like it.
-    pub fn next(&mut self) -> Option<&Record> {
+    pub fn next_record(&mut self) -> Option<&Record> {
         if let Some(current) = self.current {
             let source = &mut self.sources[current];
             let is_next = source.advance() && {

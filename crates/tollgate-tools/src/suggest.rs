@@ -299,7 +299,7 @@ fn measure(
     // Only the key is needed here, so the numbers do not matter.
     let replay = Replay::new(settings, [("clients", Numbers::Window(1))])?;
     let mut log = settings.open()?;
-    while let Some(record) = log.next() {
+    while let Some(record) = log.next_record() {
         let now = record.time();
         let mut has_key = false;
         replay.check(record, |_, client, _| {
@@ -339,7 +339,7 @@ fn check(settings: &Settings, choice: &Choice, advance: &mut impl FnMut(&AccessL
     let mut clients = [(); 2].map(|()| DistinctKeys::one_of(2));
     let mut requests = [0; 2];
     let mut log = settings.open()?;
-    while let Some(record) = log.next() {
+    while let Some(record) = log.next_record() {
         replay.check(record, |rule, client, is_denied| {
             let rule = rule as usize;
             clients[rule].add(client);

@@ -75,7 +75,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Completion, Error> {
     let log = AccessLog::open(&arguments.logs, arguments.format, mappings);
     let mut log = log.map_err(|error| Error::Usage(error.to_string()))?;
     let progress = progress(&log);
-    while let Some(record) = log.next() {
+    while let Some(record) = log.next_record() {
         replay.add(record);
         if replay.requests() % UPDATE_EVERY == 0 {
             progress.set_position(log.read_bytes());

@@ -189,7 +189,7 @@ fn line(second: u32, path: &str) -> String {
 
 fn targets(log: &mut AccessLog) -> Vec<String> {
     let mut targets = Vec::new();
-    while let Some(record) = log.next() {
+    while let Some(record) = log.next_record() {
         targets.push(record.target().to_owned());
     }
     targets
