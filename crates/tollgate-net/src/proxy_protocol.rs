@@ -124,11 +124,11 @@ fn warn_of_stranger(peer: SocketAddr) {
 pub enum HeaderError {
     /// The connection begins with something else, or with an invalid header.
     Malformed,
-    /// A valid header that is longer than [`MAX_V2_REST_BYTES`].
+    /// A valid header that is longer than `MAX_V2_REST_BYTES`.
     TooLong,
     /// The connection comes from an address that may send no headers.
     Stranger,
-    /// The client went away, or did not send the whole header within [`DEADLINE`].
+    /// The client went away, or did not send the whole header within `DEADLINE`.
     Incomplete,
 }
 

@@ -5,7 +5,7 @@
 //! checks them: it sends the same requests through the real limits and counts what they deny. If a sample of the clients
 //! was too kind, larger numbers are tried. Input that can be read only once is not checked, and the result says so.
 //!
-//! Memory does not depend on the length of the log: see [`MAX_SAMPLED_CLIENTS`] and [`DistinctKeys`].
+//! Memory does not depend on the length of the log: see `MAX_SAMPLED_CLIENTS` and `DistinctKeys`.
 //!
 //! Deliberately not here: reading logs, and the rules that a limit is part of.
 

@@ -1,4 +1,4 @@
-//! W3C Trace Context: the trace that a request belongs to (https://www.w3.org/TR/trace-context/).
+//! W3C Trace Context: the trace that a request belongs to (<https://www.w3.org/TR/trace-context/>).
 
 use http::HeaderName;
 
