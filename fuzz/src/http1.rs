@@ -3,11 +3,9 @@
 
 use http::Uri;
 use llhttp::{Connection, Kind, Message};
-use tollgate_server::fuzzing::{
-    Http1Body, Http1End, Http1Framing, Http1Request, read_request_chunks, read_requests, read_response,
-    read_response_chunks,
-};
+use tollgate_server::fuzzing::{Http1End, Http1Request, read_requests};
 
+use crate::http1_messages::{Http1Body, Http1Framing, read_request_chunks, read_response, read_response_chunks};
 use crate::hyper_conn;
 
 const CHUNKED_REQUEST: &[u8] = b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n";

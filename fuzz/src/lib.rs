@@ -24,6 +24,7 @@ mod expressions;
 mod forwarded;
 mod gates;
 mod http1;
+mod http1_messages;
 mod http_body;
 mod hyper_conn;
 mod jwt;

@@ -28,15 +28,16 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
+use tollgate_net::listening::Stop;
+use tollgate_telemetry::decisions::Sums;
 
 pub(crate) use self::access::Access;
 use self::live::Live;
-use crate::decisions::Sums;
 use crate::metrics::{self, Format, Metrics};
 use crate::readiness::Readiness;
 use crate::server_state::ServerState;
 use crate::service::error_body::{ErrorBody, quoted};
-use crate::service::{Hosts, Options, Stop, guard, serve};
+use crate::service::{Hosts, Options, guard, serve};
 
 /// The pages of the listener, with their methods. [`router`] has the same.
 const PAGES: &[(&str, &str, &str)] = &[

@@ -16,9 +16,9 @@ use tokio::time::sleep;
 use tollgate::internal::read_bounded;
 use tollgate::redis::{RedisLimiter, StoreError};
 use tollgate::{Gate, KeyBan, Timestamp};
+use tollgate_telemetry::notice;
 
 use crate::atomic_file::{replace, with_suffix};
-use crate::notice;
 
 /// The largest file that is read: the most bans with the longest keys and names.
 const MAX_FILE_BYTES: u64 = 32 << 20;

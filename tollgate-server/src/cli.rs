@@ -22,11 +22,12 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use tollgate::rules::file::Parsed;
+use tollgate_net::passed_sockets::PassedSockets;
+use tollgate_telemetry::notice;
 
 pub(crate) use self::error::Error;
 use crate::control::Request;
-use crate::passed_sockets::PassedSockets;
-use crate::{EXIT_USAGE, config, notice, threads};
+use crate::{EXIT_USAGE, config, threads};
 
 /// The longest wait at exit for threads that are still reading a file. They hold nothing that could be lost.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(500);

@@ -13,7 +13,7 @@ use tollgate::rules::file::internal::{Address, Listener, RouteRule, ServiceRule,
 use tollgate::rules::file::{LoadError, Parsed, Problems, RuleFile};
 
 use crate::gateway::Gateway;
-use crate::gateway::tls::Tls;
+use crate::net_settings;
 use crate::service::xds::XdsSettings;
 
 /// One byte more than the 4 MiB that a rule file may have, so that the parser reports a longer one with a position.
@@ -79,11 +79,11 @@ pub(crate) fn service_listeners(file: &RuleFile) -> impl Iterator<Item = (&'stat
 /// Returns the problems with the certificates of the decision service and the admin listener.
 fn certificate_problems(file: &Parsed) -> Option<Problems> {
     let of_listener = |(key, setting, listener): (&'static str, &'static str, &Listener)| {
-        let errors = listener.tls.as_ref().and_then(|tls| Tls::new(tls, file.folder(), setting).err());
+        let errors = listener.tls.as_ref().and_then(|tls| net_settings::tls(tls, file.folder(), setting).err());
         errors.into_iter().flatten().map(move |error| error.of("tls").of(key).of("service")).collect::<Vec<_>>()
     };
     let of_admin =
-        file.admin.as_ref().and_then(|admin| Tls::new(admin.tls.as_ref()?, file.folder(), "admin.tls").err());
+        file.admin.as_ref().and_then(|admin| net_settings::tls(admin.tls.as_ref()?, file.folder(), "admin.tls").err());
     let of_admin = of_admin.into_iter().flatten().map(|error| error.of("tls").of("admin"));
     let errors: Vec<_> = service_listeners(file).flat_map(of_listener).chain(of_admin).collect();
     (!errors.is_empty()).then(|| file.problems(errors))

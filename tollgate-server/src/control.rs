@@ -22,12 +22,12 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use tokio::net::unix::UCred;
+use tollgate_net::passed_sockets::{ListenerName, Owner};
 
 pub(crate) use self::client::{Answer, ask};
 pub(crate) use self::handover::{Handover, Successor};
 pub(crate) use self::predecessor::{Inheritance, Predecessor};
 pub(crate) use self::server::{Commands, ControlSocket};
-use crate::passed_sockets::{ListenerName, Owner};
 
 /// A request to a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

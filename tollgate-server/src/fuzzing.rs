@@ -16,10 +16,7 @@ use tollgate::rules::file::RuleFile;
 use tollgate::rules::file::internal::DomainConfig;
 use tollgate::{Gate, Limiter, ManualClock, Timestamp};
 
-pub use crate::gateway::http1_fuzzing::{
-    Http1Body, Http1End, Http1Framing, Http1Request, Http1Response, read_request_chunks, read_requests, read_response,
-    read_response_chunks,
-};
+pub use crate::gateway::http1_fuzzing::{Http1End, Http1Request, read_requests};
 use crate::service::grpc::GrpcState;
 use crate::service::http::{ServiceState, answer_simple_check, routes};
 use crate::service::proto::envoy::service::ratelimit::v3::RateLimitRequest;
@@ -64,7 +61,7 @@ pub struct Service(Gate);
 
 /// Reads a line of an access log in every format.
 pub fn read_log_line(line: &[u8]) {
-    crate::tools::access_log::read_in_every_format(line);
+    tollgate_tools::access_log::read_in_every_format(line);
 }
 
 /// The end of a connection of the Redis protocol.

@@ -21,7 +21,6 @@ mod per_address;
 mod proxy;
 mod site;
 mod splice;
-pub(crate) mod stream;
 mod tally;
 mod upload;
 mod upstream;
@@ -29,7 +28,6 @@ mod worker;
 
 /// HTTP/1: heads and bodies of messages, the server, and the client for upstreams.
 mod http1 {
-    pub(super) mod body;
     pub(super) mod codec;
     #[doc(hidden)]
     pub(crate) mod fuzzing;
@@ -49,15 +47,19 @@ use tokio::sync::watch as signal;
 use tollgate::Gate;
 use tollgate::rules::file::internal::{Address, GatewayRule};
 use tollgate::rules::file::{Parsed, Problems};
+use tollgate_net::deadline::Ticks;
+use tollgate_net::descriptors::Plan;
+use tollgate_net::listening::Stop;
+use tollgate_net::listening::{Ending, ListenError};
+use tollgate_net::passed_sockets::{PassedSocket, PassedSockets};
+use tollgate_telemetry::notice;
 
 use self::buffer_budget::BufferBudget;
-use self::deadline::Ticks;
 pub(crate) use self::failure::Misuse;
 use self::head::headers::HeaderFilter;
 use self::head::upstream_head::RequestIds;
 pub(crate) use self::http1::fuzzing as http1_fuzzing;
 pub(crate) use self::http2::frames;
-pub(crate) use self::listener::tls;
 use self::listener::{NextPort, Port};
 use self::per_address::PerAddress;
 use self::site::Site;
@@ -67,11 +69,6 @@ use self::tally::Tally;
 use self::upstream::slots::UpstreamSlots;
 use self::worker::Worker;
 use self::worker::thread::{WorkerHandle, WorkerSettings};
-use crate::descriptors::Plan;
-use crate::listening::{Ending, ListenError};
-use crate::notice;
-use crate::passed_sockets::{PassedSocket, PassedSockets};
-use crate::service::Stop;
 
 /// Removes the headers that the gateway would drop from a request of `peer`. Removes all headers if the gateway would
 /// refuse the request because of one of them.
@@ -300,7 +297,7 @@ fn warn_of_cut_off(cut_off: i64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::notice::captured::lines_of;
+    use tollgate_telemetry::notice::captured::lines_of;
 
     #[test]
     fn requests_that_are_cut_off_are_logged_with_the_fix() {

@@ -23,10 +23,10 @@ use tollgate::Gate;
 use tollgate::internal::demand::{Evaluation, Learning, LearningLimit, Phase, TICK};
 use tollgate::redis::{RedisLimiter, StoreError};
 use tollgate::rules::file::Parsed;
+use tollgate_telemetry::notice::{self, Level};
+use tollgate_telemetry::page::Page;
 
 use self::file::Stored;
-use crate::metrics::page::Page;
-use crate::notice::{self, Level};
 use crate::state::StateError;
 
 /// The time between two looks at the clock, and at the numbers of other nodes.

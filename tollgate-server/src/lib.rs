@@ -8,36 +8,23 @@ mod builtin;
 mod cli;
 mod config;
 mod control;
-mod counter;
-mod decisions;
-mod descriptors;
 mod explanation;
 #[doc(hidden)]
 pub mod fuzzing;
 mod gateway;
 mod learning;
-mod limit_summary;
-mod limited;
 mod listeners;
-mod listening;
 mod metrics;
-mod notice;
+mod net_settings;
 mod openapi;
-mod passed_sockets;
-mod pem;
 mod readiness;
 mod reload;
-mod seconds;
 mod server_state;
 mod service;
 mod service_manager;
 mod shutdown;
 mod state;
 mod threads;
-mod tools;
-mod top_keys;
-mod traces;
-mod unknown;
 
 use std::process::ExitCode;
 

@@ -5,7 +5,6 @@
 
 mod certificates;
 mod format;
-pub(crate) mod page;
 mod process;
 mod store;
 mod tables;
@@ -20,10 +19,10 @@ use tollgate::http::TokenError;
 use tollgate::rules::file::internal::LimitRule;
 
 pub(crate) use self::format::Format;
-use self::page::Page;
-use crate::decisions::{DecisionLabel, Fallback, FallbackSums, Sums, TokenSums};
 use crate::server_state::ServerState;
-use crate::traces;
+use tollgate_telemetry::decisions::{DecisionLabel, Fallback, FallbackSums, Sums, TokenSums};
+use tollgate_telemetry::page::Page;
+use tollgate_telemetry::traces;
 
 /// The metrics of a server.
 pub(crate) struct Metrics {

@@ -25,6 +25,8 @@ use tollgate::Gate;
 use tollgate::redis::{PublishError, PublishedRules, Repairs};
 use tollgate::rules::file::internal::SettingError;
 use tollgate::rules::file::{Parsed, Problems, RuleFile};
+use tollgate_net::listening::ListenError;
+use tollgate_telemetry::notice::{self, Level};
 
 use self::api::{
     ChangeKind, ChangeRefused, ChangeRequest, CurrentRules, Reach, RuleChange, RulesChanged, parse, publishable,
@@ -38,11 +40,9 @@ use self::versions::RulesSource;
 use crate::gateway::{Gateway, StartError};
 use crate::learning::Learners;
 use crate::listeners::{self, Listeners, Refusal};
-use crate::listening::ListenError;
-use crate::notice::Level;
 use crate::service::throttle::Throttles;
 use crate::service::xds::XdsUpdate;
-use crate::{config, notice, service_manager};
+use crate::{config, service_manager};
 
 /// The time between two polls of the file. Some file systems do not report changes, and a folder that is replaced takes
 /// its watch with it.

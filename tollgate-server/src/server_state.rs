@@ -3,13 +3,13 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tollgate::Gate;
+use tollgate_net::passed_sockets::PassedSockets;
+use tollgate_telemetry::decisions::Decisions;
+use tollgate_telemetry::limited::Limited;
 
 use crate::admin::key_hash::KeyDisplay;
 use crate::bans::Bans;
-use crate::decisions::Decisions;
 use crate::learning::Learners;
-use crate::limited::Limited;
-use crate::passed_sockets::PassedSockets;
 use crate::readiness::Readiness;
 use crate::reload::reloads::Reloads;
 use crate::service::surfaces::{Surface, Surfaces};

@@ -8,12 +8,11 @@ pub(crate) mod error_body;
 pub(crate) mod grpc;
 pub(crate) mod http;
 pub(crate) mod proto;
-pub(crate) mod proxy_protocol;
 pub(crate) mod resp;
 pub(crate) mod surfaces;
 pub(crate) mod throttle;
 pub(crate) mod tokens;
 pub(crate) mod xds;
 
-pub(crate) use self::connections::{MAX_CONNECTIONS, Options, Stop, bind, serve};
+pub(crate) use self::connections::{Options, bind, serve};
 pub(crate) use self::cross_site::{Hosts, guard};

@@ -4,8 +4,7 @@
 use std::time::Duration;
 
 use sd_notify::NotifyState;
-
-use crate::notice;
+use tollgate_telemetry::notice;
 
 /// The time that a stop may take beyond the drain: closing listeners, returning leases, writing the state file.
 const STOP_MARGIN: Duration = Duration::from_secs(15);

@@ -19,9 +19,10 @@ use std::time::{Duration, Instant, SystemTime};
 use tollgate::internal::open_regular;
 use tollgate::rules::file::Parsed;
 use tollgate::{Gate, OpenError, RestoreError, Restored, Timestamp};
+use tollgate_telemetry::notice;
+use tollgate_telemetry::words::counted;
 
-use crate::tools::words::counted;
-use crate::{atomic_file, notice};
+use crate::atomic_file;
 
 /// Each pause lasts at least this many times as long as the last write, so that writing many keys never takes more than
 /// about a tenth of a processor.

@@ -15,15 +15,15 @@ use tollgate::internal::limited::{KeyTexts, LimitedKey};
 use tollgate::rules::file::internal::DurationText;
 use tollgate::rules::{KeyError, NamedRule, RuleSet};
 use tollgate::{Decision, RuleExplained, RuleState};
+use tollgate_telemetry::limited::key_text;
+use tollgate_telemetry::notice::{self, Field};
+use tollgate_telemetry::seconds::Seconds;
 
 use super::access::Caller;
 use super::key_hash::{KeyDisplay, key_hash};
 use super::parameters::Parameters;
 use super::{Admin, AdminState};
 use crate::bans::{BanError, MAX_DURATION, MAX_KEY_BYTES};
-use crate::limited::key_text;
-use crate::notice::{self, Field};
-use crate::seconds::Seconds;
 use crate::service::error_body::{ErrorBody, quoted};
 use crate::service::http::{
     Object, OneOrMany, StringOrStrings, Units, invalid_key, parse_json, read_json, resolve_key,

@@ -15,11 +15,11 @@ use axum::http::Uri;
 use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::time::{Instant, sleep};
+use tollgate_telemetry::decisions::{DecisionCounts, DecisionLabel, Sums};
+use tollgate_telemetry::seconds::unix_seconds;
 
 use super::parameters::Parameters;
 use super::{Admin, AdminState};
-use crate::decisions::{DecisionCounts, DecisionLabel, Sums};
-use crate::seconds::unix_seconds;
 use crate::service::error_body::ErrorBody;
 
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);

@@ -5,6 +5,7 @@ use std::sync::LazyLock;
 use axum::response::Response;
 use schemars::JsonSchema;
 use serde_json::{Value, json};
+use tollgate_tools::simulate::report::Report;
 
 use super::bans::BanList;
 use super::explain::ExplainRequest;
@@ -16,7 +17,6 @@ use super::status::Status;
 use super::top::TopResponse;
 use crate::explanation;
 use crate::openapi::{self, Schemas};
-use crate::tools::simulate::report::Report;
 
 pub(super) async fn openapi() -> Response {
     static DOCUMENT: LazyLock<String> = LazyLock::new(|| format!("{:#}\n", document()));

@@ -16,11 +16,11 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tollgate::rules::file::internal::LimitRule;
 use tollgate::rules::file::{Problems, Severity};
+use tollgate_telemetry::limit_summary;
 
 use super::access::Caller;
 use super::{Admin, AdminState};
 use crate::learning::Learned;
-use crate::limit_summary;
 use crate::reload::api::{ChangeKind, ChangeRefused, ChangeRequest, CurrentRules, Reach, describe_changes, parse};
 use crate::reload::versions::{EarlierRules, RulesInForce, RulesSource};
 use crate::service::error_body::{ErrorBody, quoted};

@@ -13,13 +13,13 @@ use serde::Deserialize;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tollgate::rules::file::internal::{AlgorithmName, DurationText, Overflow as OverflowRule, RateText};
+use tollgate_tools::simulate::limits::{ALGORITHMS, Overflow, Quota, SimulatedLimit};
+use tollgate_tools::simulate::numbers::{Kind, TrafficNumbers};
+use tollgate_tools::simulate::report::Report;
+use tollgate_tools::simulate::simulate_up_to;
 
 use crate::service::error_body::{ErrorBody, field_error};
 use crate::service::http::read_json;
-use crate::tools::simulate::limits::{ALGORITHMS, Overflow, Quota, SimulatedLimit};
-use crate::tools::simulate::numbers::{Kind, TrafficNumbers};
-use crate::tools::simulate::report::Report;
-use crate::tools::simulate::simulate_up_to;
 
 /// A tenth of a second of work for all five algorithms.
 const MAX_REQUESTS: usize = 100_000;

@@ -6,10 +6,10 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use tollgate::Gate;
 use tollgate::redis::RedisLimiter;
+use tollgate_telemetry::seconds::unix_seconds;
 
 use super::{Admin, AdminState};
 use crate::reload::versions::RulesSource;
-use crate::seconds::unix_seconds;
 
 /// The state of the server.
 #[derive(Debug, Serialize, JsonSchema)]

@@ -9,10 +9,10 @@ use axum::http::Uri;
 use schemars::JsonSchema;
 use serde::Serialize;
 use tollgate::internal::limited::LimitedKind;
+use tollgate_telemetry::limited::{Top, TopEntry, TopQuery, Window, key_text};
 
 use super::AdminState;
 use super::parameters::Parameters;
-use crate::limited::{Top, TopEntry, TopQuery, Window, key_text};
 use crate::service::error_body::ErrorBody;
 use crate::service::http::unknown_limit;
 

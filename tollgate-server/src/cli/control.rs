@@ -3,9 +3,10 @@
 
 use std::path::PathBuf;
 
+use tollgate_telemetry::notice;
+
 use super::{Completion, Error, print};
 use crate::control::{self, Answer, Request};
-use crate::notice;
 
 pub(super) const RELOAD_EXAMPLES: &str = "\
 Examples:

@@ -7,13 +7,15 @@ use std::path::PathBuf;
 use tollgate::OpenError;
 use tollgate::redis::{ConnectError, PublishError};
 use tollgate::rules::file::LoadError;
+use tollgate_net::descriptors;
+use tollgate_net::listening::ListenError;
+use tollgate_telemetry::notice;
 
 use crate::control::ControlError;
 use crate::gateway::StartError;
 use crate::listeners::Refusal;
-use crate::listening::ListenError;
 use crate::state::StateError;
-use crate::{descriptors, notice, threads};
+use crate::threads;
 
 #[derive(Debug)]
 pub(crate) enum Error {

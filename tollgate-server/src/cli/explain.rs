@@ -11,11 +11,11 @@ use std::path::PathBuf;
 use axum::http::{HeaderName, HeaderValue};
 use tollgate::Gate;
 use tollgate::rules::file::Parsed;
+use tollgate_telemetry::notice;
 
 use super::{Completion, ConfigArgument, Error, StoreArgument, load_once, print};
 use crate::explanation::{Counts, Json, RequestDescription};
 use crate::learning::Learners;
-use crate::notice;
 
 /// Methods that are probably meant when they are written in lower case.
 const METHODS: [&str; 8] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"];

@@ -10,11 +10,12 @@ use std::fs::OpenOptions;
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
+use tollgate_telemetry::notice;
+
 use self::questions::Questions;
 use self::starter::{NO_UPSTREAM, Numbers, Starter};
 use super::replay::suggest;
 use super::{Completion, Error, print, print_bytes, validate};
-use crate::notice;
 
 pub(super) const EXAMPLES: &str = "\
 Examples:

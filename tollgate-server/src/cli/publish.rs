@@ -6,10 +6,10 @@ use std::path::Path;
 use serde::Serialize;
 use tollgate::redis::{PublishError, PublishedRules, RuleSets};
 use tollgate::rules::file::{Parsed, RuleFile};
+use tollgate_telemetry::notice;
 
 use super::{Completion, ConfigArgument, Error, StoreArgument, load_once, print};
 use crate::config::logins;
-use crate::notice;
 
 pub(super) const EXAMPLES: &str = "\
 Examples:

@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use tollgate::rules::file::Parsed;
+use tollgate_telemetry::notice;
+use tollgate_telemetry::words::counted;
+use tollgate_tools::access_log::{AccessLog, Format, HeaderField, Mappings};
+use tollgate_tools::replay::{NamedFile, Replay, ReportOptions, Threshold, Verdict};
 
 use super::{Completion, Error, load_once, print, whole_number};
-use crate::notice;
-use crate::tools::access_log::{AccessLog, Format, HeaderField, Mappings};
-use crate::tools::replay::{NamedFile, Replay, ReportOptions, Threshold, Verdict};
-use crate::tools::words::counted;
 
 /// Requests between two updates of the progress bar.
 const UPDATE_EVERY: u64 = 1 << 14;
@@ -75,7 +75,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Completion, Error> {
     let log = AccessLog::open(&arguments.logs, arguments.format, mappings);
     let mut log = log.map_err(|error| Error::Usage(error.to_string()))?;
     let progress = progress(&log);
-    while let Some(record) = log.next() {
+    while let Some(record) = log.next_record() {
         replay.add(record);
         if replay.requests() % UPDATE_EVERY == 0 {
             progress.set_position(log.read_bytes());

@@ -9,27 +9,29 @@ use tokio::time::{sleep, timeout};
 use tollgate::Gate;
 use tollgate::rules::file::Parsed;
 use tollgate::rules::file::internal::Address;
+use tollgate_net::listening::{Ending, Flag};
+use tollgate_net::passed_sockets::PassedSockets;
+use tollgate_telemetry::limit_summary;
+use tollgate_telemetry::limited::Limited;
+use tollgate_telemetry::notice::{self, LogFormat};
+use tollgate_telemetry::seconds::unix_seconds;
+use tollgate_telemetry::traces;
 
 use super::{Error, StoreArgument, print, whole_number};
 use crate::bans::Bans;
 use crate::control::{Commands, ControlSocket, Handover, Inheritance, Predecessor, Successor};
 use crate::gateway::Gateway;
 use crate::learning::Learners;
-use crate::limited::Limited;
 use crate::listeners::Listeners;
-use crate::listening::{Ending, Flag};
-use crate::notice::LogFormat;
-use crate::passed_sockets::PassedSockets;
 use crate::readiness::Readiness;
 use crate::reload::changes::CliOverrides;
 use crate::reload::reloads::Reloads;
 use crate::reload::versions::RulesSource;
 use crate::reload::{FileSnapshot, Hangup, Reload, Started};
-use crate::seconds::unix_seconds;
 use crate::server_state::ServerState;
 use crate::service::throttle::Throttles;
 use crate::state::{self, StateFile, StateWriter};
-use crate::{builtin, config, limit_summary, listeners, notice, service_manager, shutdown, threads, traces};
+use crate::{builtin, config, listeners, service_manager, shutdown, threads};
 
 /// The longest wait at exit for leases to be returned to Redis. Those that are not returned expire there.
 const RETURN_TIMEOUT: Duration = Duration::from_secs(1);
@@ -69,12 +71,30 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "PATH", env = "TOLLGATE_CONTROL")]
     control: Option<PathBuf>,
     /// Format of the log on stderr
-    #[arg(long, value_name = "FORMAT", env = "TOLLGATE_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
-    log_format: LogFormat,
+    #[arg(long, value_name = "FORMAT", env = "TOLLGATE_LOG_FORMAT", value_enum, default_value_t = LogFormatArgument::Text)]
+    log_format: LogFormatArgument,
+}
+
+/// The argument for a [`LogFormat`].
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum LogFormatArgument {
+    /// Time, level and message
+    Text,
+    /// One JSON object per line
+    Json,
+}
+
+impl From<LogFormatArgument> for LogFormat {
+    fn from(argument: LogFormatArgument) -> Self {
+        match argument {
+            LogFormatArgument::Text => Self::Text,
+            LogFormatArgument::Json => Self::Json,
+        }
+    }
 }
 
 pub(super) async fn run(arguments: Arguments, passed: PassedSockets) -> Result<(), Error> {
-    notice::start(arguments.log_format);
+    notice::start(arguments.log_format.into());
     let file = rules(&arguments)?;
     let Arguments { config: path, listen, http, admin, store, state, state_interval, control, log_format: _ } =
         arguments;

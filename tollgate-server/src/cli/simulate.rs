@@ -12,16 +12,16 @@ use serde::de::IntoDeserializer as _;
 use serde::de::value::{Error as ValueError, StrDeserializer};
 use tollgate::Rate;
 use tollgate::rules::file::internal::{AlgorithmName, DurationText};
+use tollgate_telemetry::notice;
+use tollgate_tools::simulate::limits::{ALGORITHMS, Overflow, Quota, SimulatedLimit};
+use tollgate_tools::simulate::numbers::{Kind, TrafficNumbers};
+use tollgate_tools::simulate::report::Report;
+use tollgate_tools::simulate::scenario::Scenario;
+use tollgate_tools::simulate::text::{DEFAULT_WIDTH, Layout, Style};
+use tollgate_tools::simulate::traffic::Traffic;
+use tollgate_tools::simulate::{SimulationError, html, simulate, svg, text, timestamps};
 
 use super::{Completion, Error, load_once, print, whole_number};
-use crate::notice;
-use crate::tools::simulate::limits::{ALGORITHMS, Overflow, Quota, SimulatedLimit};
-use crate::tools::simulate::numbers::{Kind, TrafficNumbers};
-use crate::tools::simulate::report::Report;
-use crate::tools::simulate::scenario::Scenario;
-use crate::tools::simulate::text::{DEFAULT_WIDTH, Layout, Style};
-use crate::tools::simulate::traffic::Traffic;
-use crate::tools::simulate::{SimulationError, html, simulate, svg, text, timestamps};
 
 /// The largest number of units that a limit can have.
 const MAX_QUOTA: u64 = 1 << 32;

@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 use tollgate::Gate;
+use tollgate_net::passed_sockets::{PassedSocket, PassedSockets};
+use tollgate_telemetry::notice;
 
 use super::channel::Channel;
 use super::{Offer, OfferedSocket, Ready, Reply};
@@ -17,8 +19,6 @@ use crate::bans::Bans;
 use crate::gateway::Gateway;
 use crate::learning::Learners;
 use crate::listeners::Listeners;
-use crate::notice;
-use crate::passed_sockets::{PassedSocket, PassedSockets};
 
 /// The longest time that a new process may take to start, with millions of keys and a store that is slow to answer.
 const START_DEADLINE: Duration = Duration::from_secs(120);

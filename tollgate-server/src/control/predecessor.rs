@@ -6,11 +6,12 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
+use tollgate_net::passed_sockets::{PassedSocket, PassedSockets};
+use tollgate_telemetry::notice;
+
 use super::channel::Channel;
 use super::client::Purpose;
 use super::{ControlError, Offer, Ready, Reply, Request, client};
-use crate::notice;
-use crate::passed_sockets::{PassedSocket, PassedSockets};
 
 /// The longest wait for the old process to stop accepting connections and writing its files.
 const RELEASE_DEADLINE: Duration = Duration::from_secs(30);

@@ -15,13 +15,13 @@ use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
+use tollgate_net::listening::Ending;
+use tollgate_telemetry::notice;
 
 use super::channel::Channel;
 use super::handover::{Handover, RestartEvent, Turns};
 use super::{ControlError, Reply, Request, is_trusted};
 use crate::atomic_file::with_suffix;
-use crate::listening::Ending;
-use crate::notice;
 use crate::readiness::Readiness;
 use crate::reload::reloads::Reloads;
 

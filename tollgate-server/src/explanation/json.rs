@@ -9,12 +9,12 @@ use tollgate::http::TokenError;
 use tollgate::rules::TokenStatus;
 use tollgate::rules::file::internal::RouteRule;
 use tollgate::{Decision, RuleExplained, RuleState};
+use tollgate_telemetry::seconds::Seconds;
 
 use super::overall::reason;
 use super::{Counts, Explained, FactHeader, FactValue, Routed, path_reading};
 use crate::gateway::upstream_urls;
 use crate::learning::{Learned, Learners};
-use crate::seconds::Seconds;
 
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "Explanation")]

@@ -15,10 +15,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tollgate::rules::file::internal::{AccessLogRule, LogFormat, SettingError};
+use tollgate_telemetry::notice;
 
 use self::record::Stamp;
 pub(super) use self::record::{Completion, Record};
-use crate::notice;
 
 /// The maximum size of a worker's buffer. The thread empties it often enough for millions of requests per second,
 /// unless it waits for a disk.

@@ -3,22 +3,20 @@
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use http::HeaderValue;
 use hyper::body::Body;
 use tollgate::rules::{Certificate, Facts};
+use tollgate_http1::Ambiguity;
+use tollgate_net::deadline::{NEVER, Tick, Ticks, Wait};
 
 use super::buffer_budget::{Overloaded, STEP_BYTES};
-use super::deadline::{ClientTimeouts, NEVER, Tick, Ticks, Wait};
-use super::failure::{Ambiguity, Misuse};
+use super::deadline::ClientTimeouts;
+use super::failure::Misuse;
 use super::per_address;
-use super::stream::INPUT_BYTES;
 use super::tally::Tally;
-use crate::service::proxy_protocol::Caller;
-
-/// How long a client may continue to send after its last response.
-pub(super) const LINGER: Duration = Duration::from_secs(2);
+use tollgate_net::proxy_protocol::Caller;
+use tollgate_net::stream::{INPUT_BYTES, LINGER};
 
 /// The age after which a reset of a request is not premature: clients end event streams and gRPC watches this way.
 /// Envoy's `premature_reset_min_stream_lifetime_seconds` has the same default.

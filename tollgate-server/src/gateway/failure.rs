@@ -9,9 +9,9 @@ use std::time::Duration;
 use http::StatusCode;
 use rustix::io::Errno;
 use rustls::{CertificateError, Error as TlsError};
+use tollgate_telemetry::limit_summary::span;
 
 use super::upstream::tls::TlsFault;
-use crate::limit_summary::span;
 
 /// The reason why no upstream answered a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -358,80 +358,6 @@ impl From<io::Error> for ConnectError {
 impl From<h2::Error> for ConnectError {
     fn from(error: h2::Error) -> Self {
         TlsFault::of_connection(&error).map_or(Self::Http2(error), Self::Tls)
-    }
-}
-
-/// The reason why a request is refused whose framing has more than one interpretation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ambiguity {
-    BareLf,
-    Nul,
-    SpaceBeforeColon,
-    FoldedLine,
-    BadLength,
-    SeveralLengths,
-    BothLengths,
-    BadTransferCoding,
-    BadChunk,
-    HeadTooLong,
-    /// Found later, for every version of HTTP.
-    UnderscoreHeader,
-}
-
-/// The reasons for refusing ambiguous requests, with their labels in metrics.
-pub(super) const AMBIGUITIES: [(Ambiguity, &str); 11] = [
-    (Ambiguity::BareLf, "bare_lf"),
-    (Ambiguity::Nul, "nul"),
-    (Ambiguity::SpaceBeforeColon, "space_before_colon"),
-    (Ambiguity::FoldedLine, "folded_line"),
-    (Ambiguity::BadLength, "bad_length"),
-    (Ambiguity::SeveralLengths, "several_lengths"),
-    (Ambiguity::BothLengths, "both_lengths"),
-    (Ambiguity::BadTransferCoding, "bad_transfer_coding"),
-    (Ambiguity::BadChunk, "bad_chunk"),
-    (Ambiguity::HeadTooLong, "head_too_long"),
-    (Ambiguity::UnderscoreHeader, "underscore_header"),
-];
-
-impl fmt::Display for Ambiguity {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(match self {
-            Self::BareLf => "a line ends without a CR",
-            Self::Nul => "the head contains a NUL",
-            Self::SpaceBeforeColon => "a header name is followed by a space",
-            Self::FoldedLine => "a header is folded over several lines",
-            Self::BadLength => "Content-Length is not a number below 2^63",
-            Self::SeveralLengths => "there is more than one Content-Length",
-            Self::BothLengths => "there are both Content-Length and Transfer-Encoding",
-            Self::BadTransferCoding => "Transfer-Encoding is not exactly chunked",
-            Self::BadChunk => "the chunked body is malformed",
-            Self::HeadTooLong => "the head is too long",
-            Self::UnderscoreHeader => "a header name has a character other than letters, digits and hyphens",
-        })
-    }
-}
-
-impl Ambiguity {
-    /// Returns its name, as it appears in metrics, responses and the access log.
-    pub(super) fn reason(self) -> Option<&'static str> {
-        AMBIGUITIES.iter().find(|(one, _)| *one == self).map(|(_, reason)| *reason)
-    }
-
-    /// Returns what a client can do about it.
-    pub(super) const fn fix(self) -> &'static str {
-        match self {
-            Self::BareLf => "end every line with CR LF",
-            Self::Nul => "remove it",
-            Self::SpaceBeforeColon => "remove the space",
-            Self::FoldedLine => "write it in one line",
-            Self::BadLength => "send the length in decimal digits",
-            Self::SeveralLengths => "send one",
-            Self::BothLengths => "send one of them",
-            Self::BadTransferCoding => "send `Transfer-Encoding: chunked`, or Content-Length",
-            Self::BadChunk => "send chunks as in section 7.1 of RFC 9112",
-            Self::HeadTooLong => "send fewer or shorter headers",
-            Self::UnderscoreHeader => "use hyphens",
-        }
     }
 }
 

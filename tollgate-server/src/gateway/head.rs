@@ -30,6 +30,14 @@ pub(super) enum BodyLength {
 }
 
 impl BodyLength {
+    /// Returns the length, if the head announces it.
+    pub(super) fn announced(self) -> Option<u64> {
+        match self {
+            Self::Known(length) => Some(length),
+            Self::Unknown => None,
+        }
+    }
+
     /// Returns the length of a body that no header announces.
     pub(super) fn of(body: &impl Body) -> Self {
         if body.is_end_stream() { Self::Known(0) } else { Self::Unknown }

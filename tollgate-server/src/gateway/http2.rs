@@ -23,14 +23,14 @@ use h2::Reason;
 use h2::server::{self, Connection, Handshake};
 use smallvec::SmallVec;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tollgate_net::deadline::{Alarm, NEVER, Tick, Wait};
+use tollgate_net::stream::{LINGER, MAX_LINGER_BYTES, Stream};
 
 use self::exchange::Exchange;
 use self::frames::Frames;
 use self::stream::{KeepAlive, PingWaits, Traffic};
-use super::client::{Client, Expired, LINGER, SEND_BUFFER_BYTES, STREAM_WINDOW_BYTES};
-use super::deadline::{Alarm, NEVER, Tick, Wait};
+use super::client::{Client, Expired, SEND_BUFFER_BYTES, STREAM_WINDOW_BYTES};
 use super::failure::Misuse;
-use super::stream::{MAX_LINGER_BYTES, Stream};
 use super::worker::{Shutdown, Worker};
 
 /// The maximum of concurrent streams of an HTTP/2 connection: the minimum that RFC 9113 recommends, since each stream
@@ -375,9 +375,10 @@ mod tests {
     use super::*;
     use crate::gateway::buffer_budget::BufferBudget;
     use crate::gateway::client::Scheme;
-    use crate::gateway::deadline::{ClientTimeouts, Ticks};
+    use crate::gateway::deadline::ClientTimeouts;
     use crate::gateway::tally::{Closings, Tally};
-    use crate::service::proxy_protocol::Caller;
+    use tollgate_net::deadline::Ticks;
+    use tollgate_net::proxy_protocol::Caller;
 
     #[tokio::test]
     async fn a_turn_lasts_until_the_task_is_polled_again() {

@@ -1,7 +1,7 @@
 //! The listeners of the gateway, and client connections up to their first request. On reload, new ports are bound before
 //! removed ones are closed.
 
-pub(crate) mod tls;
+mod certificate;
 
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener};
@@ -20,19 +20,19 @@ use tokio_rustls::server::TlsStream;
 use tollgate::rules::Certificate;
 use tollgate::rules::file::Parsed;
 use tollgate::rules::file::internal::{Address, GatewayRule, SettingError};
+use tollgate_net::listening::{Flag, ListenError, Setting, Stop};
+use tollgate_net::passed_sockets::{ListenerName, ListenerSockets, Owner, PassedSocket, PassedSockets};
+use tollgate_net::proxy_protocol::{Caller, HeaderError, ProxyProtocol};
+use tollgate_net::stream::Stream;
+use tollgate_net::tls::{self, CERTIFICATE_GRACE, CertificateLease, CertificateReloads, Tls, TlsInUse};
 
-use self::tls::{CERTIFICATE_GRACE, CertificateLease, CertificateReloads, Tls, TlsInUse};
 use super::client::{Client, Scheme};
 use super::failure::HandshakeFailure;
 use super::http1::server::Http1Server;
-use super::stream::Stream;
 use super::tally::Tally;
 use super::worker::{Shutdown, Worker};
 use super::{StartError, http2, per_address};
-use crate::listening::{Flag, ListenError, Setting};
-use crate::passed_sockets::{ListenerName, ListenerSockets, Owner, PassedSocket, PassedSockets};
-use crate::service::Stop;
-use crate::service::proxy_protocol::{Caller, HeaderError, ProxyProtocol};
+use crate::net_settings;
 
 /// The pause after a failed accept. A process out of descriptors gets one back soon; retrying at once would only burn
 /// CPU.
@@ -134,10 +134,10 @@ pub(super) async fn prepare(
     let rule = file.gateway.clone().unwrap_or_default();
     let mut ports = Vec::new();
     for ListenAddress { address: configured, setting, key, is_tls } in listen_addresses(&rule, listen) {
-        let tls = rule.tls.as_ref().filter(|_| is_tls).map(|tls| Tls::new(tls, file.folder(), "gateway.tls"));
+        let tls = rule.tls.as_ref().filter(|_| is_tls).map(|tls| net_settings::tls(tls, file.folder(), "gateway.tls"));
         let of_tls = |errors: Vec<SettingError>| errors.into_iter().map(|error| error.of("tls").of("gateway"));
         let tls = tls.transpose().map_err(|errors| StartError::Refused(file.problems(of_tls(errors))))?;
-        let config = ListenerConfig { proxy_protocol: ProxyProtocol::of(&rule.proxy_protocol), tls: None };
+        let config = ListenerConfig { proxy_protocol: net_settings::proxy_protocol(&rule.proxy_protocol), tls: None };
         let listening = if bound_already.contains(&configured) {
             None
         } else {
@@ -594,7 +594,7 @@ async fn begin(
         }
     };
     let is_http2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");
-    let certificate = tls::client_certificate(tls.get_ref().1).map(Box::new);
+    let certificate = certificate::client_certificate(tls.get_ref().1).map(Box::new);
     let client = client(worker, (caller, entered), (Scheme::Https, certificate));
     if is_http2 {
         client.use_http2();

@@ -7,13 +7,13 @@ use http::header::{ALLOW, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, DATE, HOST, 
 use http::{HeaderValue, Response, StatusCode};
 use serde::Serialize;
 use tollgate::internal::{HeaderLine, Unreadable};
+use tollgate_http1::InvalidHead;
 
 use super::client::Client;
 use super::failure::{Failure, MALFORMED};
 use super::head::RequestHead;
 use super::head::headers::{self, HeaderKind, X_REQUEST_ID};
 use super::head::upstream_head;
-use super::http1::codec::InvalidHead;
 
 /// The maximum length of an unwanted body that is read, so that the connection stays usable. A longer body closes the
 /// connection.
@@ -185,7 +185,7 @@ pub(super) fn put(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gateway::failure::AMBIGUITIES;
+    use tollgate_http1::ambiguity::AMBIGUITIES;
 
     #[test]
     fn responses_to_heads_that_cannot_be_parsed_name_the_problem_and_the_fix() {

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use tollgate::internal::Unreadable;
+use tollgate_net::tls::CertificateReloads;
+use tollgate_telemetry::decisions::{FallbackSums, Sums, TokenSums};
+use tollgate_telemetry::page::Page;
 
 use super::Gateway;
 use super::listener::Port;
-use super::listener::tls::CertificateReloads;
 use super::tally::{self, BOUNDS_NANOS, CLASSES, RouteTotals, Tally};
-use crate::decisions::{FallbackSums, Sums, TokenSums};
-use crate::metrics::page::Page;
 
 impl Gateway {
     /// Writes all metrics of the gateway.

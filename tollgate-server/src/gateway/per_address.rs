@@ -7,9 +7,10 @@ use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::deadline::Tick;
+use tollgate_net::deadline::Tick;
+use tollgate_telemetry::notice;
+
 use super::tally::LogThrottle;
-use crate::notice;
 
 /// The number of shards, so that workers rarely contend for a lock.
 const SHARDS: usize = 16;
@@ -123,7 +124,7 @@ impl std::fmt::Display for Group {
 mod tests {
     use super::*;
     use crate::gateway::tally::LOG_EVERY_TICKS;
-    use crate::notice::captured::lines_of;
+    use tollgate_telemetry::notice::captured::lines_of;
 
     fn address(text: &str) -> IpAddr {
         text.parse().unwrap()

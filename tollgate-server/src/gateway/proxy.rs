@@ -11,10 +11,13 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use tollgate::internal::{CachedGate, Unreadable};
 use tollgate::rules::file::internal::UpstreamHeader;
 use tollgate::{Check, InFlightPermit, Outcome};
+use tollgate_http1::Ambiguity;
+use tollgate_telemetry::decisions::LastLimit;
+use tollgate_telemetry::traces::{self, RequestSpan, SpanEnd};
 
 use super::access_log::{Completion, Record};
 use super::client::{Client, Peer, Scheme};
-use super::failure::{Ambiguity, Failure, Fault};
+use super::failure::{Failure, Fault};
 use super::head::RequestHead;
 use super::head::upstream_head::RequestContext;
 use super::local_response;
@@ -24,8 +27,6 @@ use super::upstream::Target;
 use super::upstream::abandoned::{self, Abandoned};
 use super::upstream::conn::{Delivery, DeliveryBegun};
 use super::worker::{Refused, Worker};
-use crate::decisions::LastLimit;
-use crate::traces::{self, RequestSpan, SpanEnd};
 
 /// The reason why a request is refused before limits are checked.
 pub(super) enum Rejection {

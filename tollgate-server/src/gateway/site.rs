@@ -14,18 +14,19 @@ use tollgate::internal::{CleanPath, Unreadable};
 use tollgate::rules::file::internal::{AccessLogRule, SettingError, UnderscoreHeaders, UpstreamHeader};
 use tollgate::rules::file::{Parsed, Problems};
 use tollgate::rules::{EncodedSlash, Facts, PathParameters, PathReading, Routes, TrustedProxies};
+use tollgate_net::deadline::Wait;
 
 use self::route::Tallies;
 pub(crate) use self::route::upstream_urls;
 use self::route::with_path;
 pub(super) use self::route::{Attempts, Route, RouteAction, UpstreamAttempt};
 use super::access_log::AccessLog;
-use super::deadline::{ClientTimeouts, Wait};
+use super::deadline::ClientTimeouts;
 use super::head::headers::HeaderFilter;
-use super::listener::tls::Tls;
 use super::tally::RouteTally;
 use super::upstream::ejection::Ejection;
 use super::upstream::{Target, UpstreamAddress};
+use crate::net_settings;
 
 /// The settings that can change while the gateway runs.
 pub(super) struct Site {
@@ -148,7 +149,8 @@ impl Site {
             };
             found.extend(errors.into_iter().map(|error| of_route(error, index)));
         }
-        let of_tls = gateway.tls.iter().filter_map(|tls| Tls::new(tls, file.folder(), "gateway.tls").err()).flatten();
+        let of_tls =
+            gateway.tls.iter().filter_map(|tls| net_settings::tls(tls, file.folder(), "gateway.tls").err()).flatten();
         found.extend(of_tls.map(|error| error.of("tls").of("gateway")));
         found
     }

@@ -11,8 +11,7 @@ use rustix::io::retry_on_intr;
 use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
-
-use super::stream::INPUT_BYTES;
+use tollgate_net::stream::INPUT_BYTES;
 
 /// The shortest rest of a body that is moved. A shorter one is cheaper to copy.
 pub(super) const MIN_BYTES: u64 = 32 << 10;

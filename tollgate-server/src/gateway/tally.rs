@@ -12,16 +12,16 @@ use http::StatusCode;
 use tollgate::Outcome;
 use tollgate::http::Refusal;
 use tollgate::internal::Unreadable;
+use tollgate_http1::Ambiguity;
+use tollgate_http1::ambiguity::AMBIGUITIES;
+use tollgate_net::deadline::Tick;
+use tollgate_telemetry::counter::Counter;
+use tollgate_telemetry::decisions::{Decisions, LastLimit};
+use tollgate_telemetry::notice;
 
 use super::buffer_budget::BufferBudget;
-use super::deadline::Tick;
-use super::failure::{
-    AMBIGUITIES, Ambiguity, CertificateProblem, Failure, HANDSHAKE_FAILURES, HandshakeFailure, MISUSES, Misuse,
-};
+use super::failure::{CertificateProblem, Failure, HANDSHAKE_FAILURES, HandshakeFailure, MISUSES, Misuse};
 use super::head::headers::DroppedHeaders;
-use crate::counter::Counter;
-use crate::decisions::{Decisions, LastLimit};
-use crate::notice;
 
 /// The counters of one worker.
 #[derive(Debug)]
@@ -415,7 +415,7 @@ impl Closings {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::notice::captured::lines_of;
+    use tollgate_telemetry::notice::captured::lines_of;
 
     #[test]
     fn refused_clients_are_logged_with_the_fix() {

@@ -14,10 +14,11 @@ use bytes::Bytes;
 use http::HeaderMap;
 use hyper::body::{Body, Frame, SizeHint};
 use tollgate::rules::file::internal::UnderscoreHeaders;
+use tollgate_net::deadline::{EventTimeout, Wait};
 
 use super::buffer_budget::Overloaded;
 use super::client::{BufferedBytes, Client};
-use super::deadline::{EventTimeout, UpstreamDeadline, Wait};
+use super::deadline::UpstreamDeadline;
 use super::failure::{Failure, Fault};
 use super::head::headers::{Edits, screen_request_trailers};
 use super::http2::stream::StreamBody;

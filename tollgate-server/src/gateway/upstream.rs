@@ -18,6 +18,7 @@ use http::header::HOST;
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{HeaderValue, Request, StatusCode, Uri, Version};
 use tokio::sync::{Mutex as AsyncMutex, MutexGuard};
+use tollgate_net::deadline::{Tick, Ticks};
 
 use self::addresses::HostAddresses;
 use self::conn::{Http1Conn, Origin, Repeatable, ReusePolicy};
@@ -25,7 +26,6 @@ use self::ejection::{EjectPolicy, Ejection};
 use self::http2_pool::Http2Pool;
 use self::slots::Evicted;
 use self::tls::{TlsIdentity, UpstreamTls};
-use super::deadline::{Tick, Ticks};
 use super::failure::{Exhausted, Fault};
 
 /// The maximum number of idle connections of a worker to one upstream. More would hold memory on both sides for

@@ -17,20 +17,20 @@ use tollgate::http::Refusal;
 use tollgate::internal::{CachedGate, HeaderLine, ReusedResponse};
 use tollgate::rules::Facts;
 use tollgate::{Check, Gate, Outcome};
+use tollgate_http1::InvalidHead;
+use tollgate_net::deadline::{Tick, Ticks};
+use tollgate_net::stream::INPUT_BYTES;
+use tollgate_telemetry::decisions::LastLimit;
 
 use super::client::Peer;
-use super::deadline::{Tick, Ticks};
 use super::failure::Failure;
 use super::head::upstream_head::RequestIds;
-use super::http1::codec::InvalidHead;
 use super::per_address::{self, PerAddress};
 use super::proxy::Rejection;
 use super::site::Site;
 use super::splice::WorkerPipe;
-use super::stream::INPUT_BYTES;
 use super::tally::Tally;
 use super::upstream::slots::UpstreamSlots;
-use crate::decisions::LastLimit;
 
 /// The state that all requests of a worker share.
 pub(super) struct Worker {

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use tollgate::internal::demand::{Evaluation, Learning};
 use tollgate::redis::{RedisLimiter, StoreError, StoredState};
+use tollgate_telemetry::notice::Level;
 
 use super::{Learners, text};
-use crate::notice::Level;
 
 /// The most attempts to write while other nodes write too. The next tick tries again.
 const MAX_ATTEMPTS: u32 = 3;

@@ -6,18 +6,19 @@ use std::sync::Arc;
 use tokio::sync::{oneshot, watch};
 use tokio::task::{AbortHandle, JoinHandle};
 use tollgate::rules::file::internal::{HostGlob, Listener};
+use tollgate_net::listening::Stop;
+use tollgate_net::passed_sockets::Owner;
+use tollgate_net::tls::{CertificateReloads, Tls, TlsInUse};
 
 use super::Socket;
 use crate::admin::{self, Access, Admin};
-use crate::gateway::tls::{CertificateReloads, Tls, TlsInUse};
-use crate::passed_sockets::Owner;
 use crate::server_state::ServerState;
 use crate::service::grpc::GrpcState;
 use crate::service::http::ServiceState;
 use crate::service::resp::Engine;
 use crate::service::surfaces::{Surface, Surfaces};
 use crate::service::tokens::Tokens;
-use crate::service::{self, Hosts, Options, Stop};
+use crate::service::{self, Hosts, Options};
 
 /// A listener that is ready to start.
 pub(super) struct Starting {

@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use tollgate::rules::file::internal::{Address, Listener, ServiceRule, SettingError};
 use tollgate::rules::file::{Parsed, Problems, RuleFile};
+use tollgate_net::descriptors::{self, Plan, Share};
+use tollgate_net::listening::{Flag, Setting};
+use tollgate_net::tls::Tls;
 
 use super::Refusal;
-use crate::descriptors::{self, Plan, Share};
-use crate::gateway::tls::Tls;
-use crate::listening::{Flag, Setting};
+use crate::net_settings;
 use crate::reload::changes::CliOverrides;
 use crate::service::surfaces::Surface;
 use crate::service::tokens::Tokens;
@@ -114,7 +115,7 @@ impl Wanted {
             Surface::Http | Surface::Authorize => "service.http.tls",
             Surface::Admin => "admin.tls",
         };
-        let tls = self.listener.tls.as_ref().map(|rule| Tls::new(rule, folder, setting)).transpose();
+        let tls = self.listener.tls.as_ref().map(|rule| net_settings::tls(rule, folder, setting)).transpose();
         // They have been read once already, with better messages.
         let unusable = |errors: Vec<SettingError>| errors.first().map(ToString::to_string).unwrap_or_default();
         tls.map_err(|errors| Refusal::Unusable(unusable(errors)))

@@ -6,8 +6,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::Page;
-use crate::gateway::tls::CertificateReloads;
+use tollgate_net::tls::CertificateReloads;
+
+use tollgate_telemetry::page::Page;
 
 pub(super) fn write(listeners: &[(SocketAddr, Arc<CertificateReloads>)], page: &mut Page<'_>) -> fmt::Result {
     let each = || listeners.iter().map(|(address, reloads)| (("listener", address.to_string()), reloads));

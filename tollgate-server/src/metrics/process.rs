@@ -5,7 +5,7 @@ use std::{fmt, fs};
 use rustix::process::{Resource, getrlimit};
 use rustix::time::{ClockId, clock_gettime};
 
-use super::Page;
+use tollgate_telemetry::page::Page;
 
 pub(super) fn write(page: &mut Page<'_>) -> fmt::Result {
     let used = clock_gettime(ClockId::ProcessCPUTime);

@@ -5,7 +5,7 @@ use std::fmt;
 use tollgate::Gate;
 use tollgate::redis::{BreakerState, ServerMemory, ServerStatus, Stats, StoreStatus, StoreWarning};
 
-use super::Page;
+use tollgate_telemetry::page::Page;
 
 pub(super) fn write(gate: &Gate, page: &mut Page<'_>) -> fmt::Result {
     let Some(store) = gate.redis() else { return Ok(()) };

@@ -4,7 +4,7 @@ use std::fmt;
 
 use tollgate::{Gate, Occupancy, Overflow};
 
-use super::Page;
+use tollgate_telemetry::page::Page;
 
 pub(super) fn write(gate: &Gate, page: &mut Page<'_>) -> fmt::Result {
     let Some(limiter) = gate.memory() else { return Ok(()) };

@@ -12,9 +12,7 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 use tollgate::rules::file::internal::{Address, EnvoyRules, GatewayRule, LimitRule, StoreRule};
 use tollgate::rules::file::{Parsed, RuleFile};
-
-use crate::notice;
-use crate::notice::join_up_to;
+use tollgate_telemetry::notice::{self, join_up_to};
 
 /// The most names in an entry.
 const MAX_NAMES: usize = 10;

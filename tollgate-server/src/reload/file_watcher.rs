@@ -16,9 +16,10 @@ use notify::{Event, RecommendedWatcher, RecursiveMode, Watcher};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tollgate::rules::file::Parsed;
+use tollgate_telemetry::notice;
 
 use super::QUIET_PERIOD;
-use crate::{config, notice};
+use crate::config;
 
 /// The longest wait for a quiet period. Constant writes to another file in the folder must not delay a reload further.
 const MAX_BURST: Duration = Duration::from_secs(1);
@@ -228,7 +229,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
-    use crate::notice::captured::lines_of;
+    use tollgate_telemetry::notice::captured::lines_of;
 
     #[test]
     fn file_that_cannot_be_watched_is_reported_with_the_consequence() {

@@ -9,11 +9,11 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 use tollgate::redis::Repairs;
 use tollgate::rules::file::Parsed;
+use tollgate_telemetry::page::Page;
+use tollgate_telemetry::seconds::unix_now;
 
 use super::api::{ChangeRefused, ChangeRequest, RuleChange, RulesChanged};
 use super::versions::{EarlierRules, RulesInForce, RulesSource, Versions};
-use crate::metrics::page::Page;
-use crate::seconds::unix_now;
 use crate::service::xds::XdsStatus;
 
 /// The most changes by the admin API that wait.

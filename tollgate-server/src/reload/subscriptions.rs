@@ -5,9 +5,9 @@ use tokio::sync::watch;
 use tollgate::redis::{PublishedRules, Repairs, RuleSets, StoreError};
 use tollgate::rules::file::internal::{DomainConfig, XdsRule};
 use tollgate::rules::file::{Parsed, Problems};
+use tollgate_telemetry::notice;
 
 use super::{Reload, changes};
-use crate::notice;
 use crate::service::xds::{XdsClient, XdsSettings, XdsUpdate};
 
 /// Updates of published rules. An in-memory store has none.

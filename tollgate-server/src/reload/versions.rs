@@ -10,9 +10,9 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 use tollgate::rules::file::Parsed;
+use tollgate_telemetry::seconds::unix_seconds;
 
 use crate::config::logins;
-use crate::seconds::unix_seconds;
 
 /// The most earlier versions.
 const MAX_VERSIONS: usize = 32;

@@ -34,6 +34,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 use tollgate::rules::file::internal::Listener;
+use tollgate_net::descriptors::MAX_LISTENER_CONNECTIONS;
+use tollgate_net::listening::Stop;
+use tollgate_net::proxy_protocol::ProxyProtocol;
+use tollgate_net::stream::MaybeTls;
+use tollgate_net::tls::{CertificateLease, TlsInUse};
 
 pub(crate) use self::activity::TICK;
 pub(crate) use self::body_budget::{BodyError, CountedBody};
@@ -42,13 +47,8 @@ pub(crate) use self::http::{Begun, Handler, IDLE_DEADLINE, Requests, refuse as r
 pub(crate) use self::interrupts::{Interrupt, Interrupts};
 use self::room::Room;
 pub(crate) use self::room::Usage;
-use super::proxy_protocol::ProxyProtocol;
 use super::surfaces::{Surface, Surfaces};
-use crate::gateway::stream::MaybeTls;
-use crate::gateway::tls::{CertificateLease, TlsInUse};
-
-/// The bound without a setting. Idle HTTP connections take about 10 KiB each.
-pub(crate) const MAX_CONNECTIONS: u32 = 4_096;
+use crate::net_settings;
 
 /// The longest time from the first byte of a request to the end of its head, and from the start of a connection to its
 /// first byte.
@@ -96,17 +96,6 @@ pub(crate) enum Stage {
     Cut,
 }
 
-/// How a listener stops.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stop {
-    /// Its socket is closed after a moment.
-    Close,
-    /// Another listener of this process accepts the connections of its socket from now on.
-    HandOver,
-    /// Another process accepts the connections of its socket from now on.
-    TakenOver,
-}
-
 /// Options of a listener.
 #[derive(Clone)]
 pub(crate) struct Options {
@@ -124,7 +113,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             proxy_protocol: ProxyProtocol::default(),
-            max_connections: MAX_CONNECTIONS,
+            max_connections: MAX_LISTENER_CONNECTIONS,
             surface: Surface::Http,
             surfaces: Arc::default(),
             tls: None,
@@ -135,8 +124,8 @@ impl Default for Options {
 impl Options {
     /// Returns the options of a listener in a rule file.
     pub(crate) fn of(listener: &Listener) -> Self {
-        let proxy_protocol = ProxyProtocol::of(&listener.proxy_protocol);
-        let max_connections = listener.max_connections.unwrap_or(MAX_CONNECTIONS);
+        let proxy_protocol = net_settings::proxy_protocol(&listener.proxy_protocol);
+        let max_connections = listener.max_connections.unwrap_or(MAX_LISTENER_CONNECTIONS);
         Self { proxy_protocol, max_connections, ..Self::default() }
     }
 
@@ -250,7 +239,7 @@ pub(crate) async fn serve_protocol<P: Protocol>(
     if timeout(DRAIN_DEADLINE, slots.acquire_many(max_connections)).await.is_err() {
         let busy = max_connections as usize - slots.available_permits();
         let surface = acceptor.options.surface;
-        crate::notice::warn(format_args!(
+        tollgate_telemetry::notice::warn(format_args!(
             "{busy} connections of {surface} with requests in flight cut off {} s after the stop",
             DRAIN_DEADLINE.as_secs()
         ));
@@ -419,6 +408,7 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
     use tokio::time::Instant;
     use tollgate::rules::Networks;
+    use tollgate_net::proxy_protocol::Senders;
 
     use super::*;
 
@@ -481,7 +471,8 @@ mod tests {
     }
 
     fn required() -> ProxyProtocol {
-        ProxyProtocol::From(Arc::new(Networks::parse(["10.0.0.0/8", "127.0.0.1"]).unwrap()))
+        let networks = Networks::parse(["10.0.0.0/8", "127.0.0.1"]).unwrap();
+        ProxyProtocol::From(Senders::new(move |address| networks.contains(address)))
     }
 
     fn caller_echo() -> Router {

@@ -6,9 +6,8 @@ use axum::response::{IntoResponse, Response};
 use schemars::JsonSchema;
 use serde::Serialize;
 use tollgate::StoreUnavailable;
-
-/// The longest part of a client's text in an error message.
-const MAX_QUOTED_CHARS: usize = 80;
+use tollgate_telemetry::words::cut;
+pub(crate) use tollgate_telemetry::words::quoted;
 
 /// The longest error of the JSON parser in a message. It may repeat a client's text.
 const MAX_PARSE_ERROR_CHARS: usize = 300;
@@ -50,11 +49,6 @@ impl IntoResponse for ErrorBody {
         }
         response
     }
-}
-
-/// Returns a client's text in backticks, shortened.
-pub(crate) fn quoted(text: &str) -> String {
-    format!("`{}`", cut(text, MAX_QUOTED_CHARS))
 }
 
 /// Returns the error of the JSON parser in the words of the other messages, shortened: the problem, its position and the
@@ -126,12 +120,4 @@ fn found_name(found: &str) -> String {
         (_, "unit value") => "null".to_owned(),
         (_, other) => other.strip_prefix("boolean ").map_or_else(|| format!("the {other}"), str::to_owned),
     }
-}
-
-fn cut(text: &str, max_chars: usize) -> String {
-    let mut start = text.chars().take(max_chars).collect::<String>();
-    if start.len() < text.len() {
-        start.push('…');
-    }
-    start
 }

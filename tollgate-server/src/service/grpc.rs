@@ -16,6 +16,9 @@ use tokio::net::TcpListener;
 use tokio::time::{sleep, timeout};
 use tollgate::rules::RuleSet;
 use tollgate::{Checks, Gate, Outcome};
+use tollgate_net::listening::Stop;
+use tollgate_telemetry::decisions::Decisions;
+use tollgate_telemetry::unknown::Unknown;
 use tonic::Status;
 use tonic::service::Routes;
 use tonic_health::ServingStatus;
@@ -23,15 +26,13 @@ use tonic_health::server::HealthReporter;
 
 use self::handler::GrpcHandler;
 use self::request::{Denials, Descriptors, Overridden};
-use super::connections::{self, Options, Stop};
+use super::connections::{self, Options};
 use super::proto::DESCRIPTORS;
 use super::proto::envoy::service::ratelimit::v3::rate_limit_service_server::SERVICE_NAME;
 use super::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use super::throttle::Throttles;
 use super::tokens::Tokens;
-use crate::decisions::Decisions;
 use crate::readiness::Readiness;
-use crate::unknown::Unknown;
 
 /// The longest request for health or reflection, which need no more than the name of a service.
 const MAX_SMALL_MESSAGE_BYTES: usize = 4 * 1024;

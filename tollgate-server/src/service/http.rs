@@ -32,6 +32,10 @@ use tokio::time::timeout;
 use tollgate::http::Refusal;
 use tollgate::rules::RuleSet;
 use tollgate::{Check, Gate, Outcome};
+use tollgate_net::listening::Stop;
+use tollgate_telemetry::decisions::Decisions;
+use tollgate_telemetry::traces::{self, DecisionNote, RequestSpan, SpanEnd};
+use tollgate_telemetry::unknown::Unknown;
 
 pub(crate) use self::batch::parse as parse_json;
 use self::batch::{Batch, Shape};
@@ -42,13 +46,10 @@ pub(crate) use self::check_response::reason;
 use self::connection::CheckProtocol;
 use self::simple_check::{After, SimpleChecks};
 pub(crate) use self::values::{Object, OneOrMany, StringOrStrings, Units};
-use super::connections::{self, BodyError, Options, Requests, Stop};
+use super::connections::{self, BodyError, Options, Requests};
 use super::cross_site::{Hosts, guard};
 use super::error_body::{ErrorBody, quoted};
 use super::tokens::{Credential, Tokens};
-use crate::decisions::Decisions;
-use crate::traces::{self, DecisionNote, RequestSpan, SpanEnd};
-use crate::unknown::Unknown;
 
 /// A full batch of checks of about 1,000 bytes each.
 const MAX_BODY_BYTES: usize = 1024 * 1024;

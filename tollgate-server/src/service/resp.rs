@@ -25,16 +25,15 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::timeout;
 use tollgate::Gate;
+use tollgate_net::listening::Stop;
+use tollgate_telemetry::decisions::Decisions;
 
 use self::command::{Session, Step};
 use self::frame::MAX_REQUEST_BYTES;
-use super::connections::{
-    self, Begun, HEAD_DEADLINE, Interrupt, Interrupts, Options, Protocol, Stage, Stop, TICK, Usage,
-};
+use super::connections::{self, Begun, HEAD_DEADLINE, Interrupt, Interrupts, Options, Protocol, Stage, TICK, Usage};
 use super::surfaces::{RequestOutcome, Surface, Surfaces};
 use super::throttle::Throttles;
 use super::tokens::Tokens;
-use crate::decisions::Decisions;
 
 /// The longest time between two requests of a client. Clients with a connection pool use each connection more often; a
 /// client that disappeared is noticed.

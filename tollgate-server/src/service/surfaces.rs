@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use axum::http::Response;
 use tokio::time::Instant;
+use tollgate_net::tls::CertificateReloads;
+use tollgate_telemetry::notice;
+use tollgate_telemetry::page::Page;
 
-use crate::gateway::tls::CertificateReloads;
 use crate::gateway::{Closings, Misuse};
-use crate::metrics::page::Page;
-use crate::notice;
 use crate::service::tokens::Tokens;
 
 /// The shortest time between two log lines about a listener without room.
@@ -318,7 +318,7 @@ impl Surfaces {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::notice::captured::lines_of;
+    use tollgate_telemetry::notice::captured::lines_of;
 
     #[test]
     fn listeners_with_all_their_connections_are_logged_once_a_minute_with_the_fix() {

@@ -21,6 +21,7 @@ use tokio::task::JoinHandle;
 use tokio::time::sleep;
 use tollgate::internal::is_control_or_format;
 use tollgate::rules::file::internal::DomainConfig;
+use tollgate_telemetry::notice;
 use tonic::client::Grpc;
 
 use self::bounds::{MAX_RESPONSE_BYTES, ResponseId, UndecodedResponses};
@@ -29,7 +30,6 @@ pub(crate) use self::status::XdsStatus;
 use super::proto::envoy::config::core::v3::Node;
 use super::proto::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
 use super::proto::google::rpc::Status as RpcStatus;
-use crate::notice;
 
 /// The type of the resources.
 const TYPE_URL: &str = "type.googleapis.com/ratelimit.config.ratelimit.v3.RateLimitConfig";

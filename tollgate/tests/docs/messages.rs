@@ -53,7 +53,7 @@ fn has_message(source: &str, message: &str) -> bool {
 #[test]
 fn every_quoted_message_is_in_the_sources() {
     let mut sources = Vec::new();
-    for folder in ["tollgate/src", "tollgate-server/src"] {
+    for folder in ["tollgate/src", "tollgate-server/src", "crates"] {
         add_files(&root().join(folder), ".rs", &mut sources);
     }
     add_files(&root().join("tollgate/tests"), ".snap", &mut sources);

@@ -3,9 +3,9 @@
 use tollgate::http::Refusal;
 use tollgate::rules::file::internal::{KeyPart, LimitRule};
 use tollgate::{RuleExplained, RuleState};
+use tollgate_telemetry::notice;
 
 use crate::explanation::Explained;
-use crate::notice;
 
 /// The most names in one sentence.
 const MAX_NAMES: usize = 3;

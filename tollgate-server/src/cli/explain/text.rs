@@ -5,11 +5,11 @@ use std::time::Duration;
 use tollgate::http::Refusal;
 use tollgate::rules::{ExpressionField, FailedExpression, TokenStatus};
 use tollgate::{Decision, RuleExplained, RuleState};
+use tollgate_telemetry::notice::policy_name;
 
 use super::address::effects_without_address;
 use crate::explanation::{Counts, Explained, FactHeader, FactValue, Routed, counts_after, path_reading, policy};
 use crate::gateway::upstream_urls;
-use crate::notice::policy_name;
 
 /// The widest column of names. A longer name is printed in full and breaks its column.
 const MAX_NAME_WIDTH: usize = 32;

@@ -7,9 +7,9 @@ use std::fmt::Write;
 use std::path::Path;
 
 use tollgate::rules::file::{Parsed, Problems};
+use tollgate_tools::suggest::{Suggestion, scalar};
 
 use crate::config;
-use crate::tools::suggest::{Suggestion, scalar};
 
 /// The upstream of a file without a gateway: decisions over HTTP only.
 pub(super) const NO_UPSTREAM: &str = "none";

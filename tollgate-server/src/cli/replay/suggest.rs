@@ -4,12 +4,12 @@ use std::path::PathBuf;
 
 use indicatif::ProgressBar;
 use tollgate::internal::demand::Cover;
+use tollgate_telemetry::notice;
+use tollgate_tools::access_log::{AccessLog, Format, Mappings};
+use tollgate_tools::suggest::{Command, Settings, SuggestError, Suggestion, Window};
 
 use super::super::{Completion, Error, print};
 use super::{UPDATE_EVERY, progress};
-use crate::notice;
-use crate::tools::access_log::{AccessLog, Format, Mappings};
-use crate::tools::suggest::{Command, Settings, SuggestError, Suggestion, Window};
 
 /// The share of clients that suggested limits leave untouched, unless `--cover` says otherwise.
 const DEFAULT_COVER: &str = "99.9%";

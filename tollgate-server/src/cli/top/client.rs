@@ -20,10 +20,10 @@ use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
+use tollgate_net::pem;
+use tollgate_telemetry::limited::printable;
 
 use super::{Query, Snapshot};
-use crate::limited::printable;
-use crate::pem;
 
 /// The longest time that an update takes.
 const TIMEOUT: Duration = Duration::from_secs(5);

@@ -3,10 +3,10 @@
 use std::fmt::Write as _;
 
 use serde_json::Value;
+use tollgate_telemetry::limited::printable;
 use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 
 use super::Snapshot;
-use crate::limited::printable;
 
 /// The most limits in a view that has room for all.
 const MAX_LIMITS: usize = 20;

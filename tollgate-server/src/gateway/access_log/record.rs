@@ -14,15 +14,15 @@ use tollgate::internal::limited::{KeyTexts, LimitedKey};
 use tollgate::rules::file::internal::LoggedKey;
 use tollgate::rules::{Facts, TrustedProxies};
 use tollgate::{Decision, Outcome, Source};
+use tollgate_telemetry::decisions::{DecisionLabel, source_name};
+use tollgate_telemetry::limited::key_text;
+use tollgate_telemetry::seconds::{rfc3339, since_epoch};
+use tollgate_telemetry::traces::{TRACEPARENT, TraceParent};
 
 use super::{AccessLog, MAX_HEADER_BYTES, MAX_TARGET_BYTES, cut};
-use crate::decisions::{DecisionLabel, source_name};
 use crate::gateway::client::Client;
 use crate::gateway::failure::Fault;
 use crate::gateway::upstream::Target;
-use crate::limited::key_text;
-use crate::seconds::{rfc3339, since_epoch};
-use crate::traces::{TRACEPARENT, TraceParent};
 
 /// The status of a request whose client left before the response, as in nginx.
 const CLIENT_LEFT: u16 = 499;

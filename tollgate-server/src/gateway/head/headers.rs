@@ -7,21 +7,20 @@ use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue};
 use smallvec::SmallVec;
 use tollgate::internal::{HeaderFact, HeaderLine, is_folded_by_servers, is_forwarding_header, reads_as};
 use tollgate::rules::TrustedProxies;
 use tollgate::rules::file::internal::{
     HeaderEdits, HeaderName as FileHeaderName, HeaderValueRule, RequestHeaderEdits, UnderscoreHeaders,
 };
+use tollgate_http1::TrailerNames;
+pub(in crate::gateway) use tollgate_http1::content_length as length;
+pub(in crate::gateway) use tollgate_http1::write::{
+    CLOSE, KEEP_ALIVE, UPGRADE, lacks_body, put, put_headers, put_status,
+};
 
 pub(in crate::gateway) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-
-/// The maximum number of headers or trailers of a message.
-pub(in crate::gateway) const MAX_HEADERS: usize = 100;
-
-/// The longest body. Many servers read a length as a signed number of 64 bits.
-const MAX_LENGTH: u64 = i64::MAX as u64;
 
 /// The meaning of a header to a proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -238,14 +237,6 @@ fn is_special_with_hyphens(name: &str) -> bool {
     kind(&name.replace(|letter: char| !letter.is_ascii_alphanumeric(), "-")) != HeaderKind::Other
 }
 
-/// Parses a length, which consists only of digits.
-pub(in crate::gateway) fn length(value: &[u8]) -> Option<u64> {
-    // `parse` would accept a sign.
-    let is_number = !value.is_empty() && value.iter().all(u8::is_ascii_digit);
-    let length = std::str::from_utf8(value).ok().filter(|_| is_number)?.parse().ok();
-    length.filter(|length| *length <= MAX_LENGTH)
-}
-
 /// The headers of a message and their kinds.
 #[derive(Default)]
 pub(in crate::gateway) struct HeaderBuffer<'a> {
@@ -399,43 +390,33 @@ pub(in crate::gateway) fn map(headers: &BTreeMap<String, String>) -> HeaderMap {
     pairs(headers).collect()
 }
 
-pub(in crate::gateway) const CLOSE: &[u8] = b"connection: close\r\n";
+/// Headers without a meaning to a proxy that change how a message is read (RFC 9110, section 6.5.1).
+const FORBIDDEN: [&str; 6] =
+    ["authorization", "cache-control", "content-encoding", "content-range", "max-forwards", "set-cookie"];
 
-/// Only clients of HTTP/1.0 need it.
-pub(in crate::gateway) const KEEP_ALIVE: &[u8] = b"connection: keep-alive\r\n";
-
-pub(in crate::gateway) const UPGRADE: &[u8] = b"connection: upgrade\r\n";
-
-pub(in crate::gateway) fn put(out: &mut Vec<u8>, name: &str, value: &[u8]) {
-    out.reserve(name.len() + value.len() + 4);
-    out.extend_from_slice(name.as_bytes());
-    out.extend_from_slice(b": ");
-    out.extend_from_slice(value);
-    out.extend_from_slice(b"\r\n");
+/// Returns whether a trailer may be passed on. The gateway itself sends those with a meaning to a proxy, such as
+/// `Connection`, `RateLimit` and `X-Request-Id`, or nobody may.
+fn is_harmless(name: &str) -> bool {
+    kind(name) == HeaderKind::Other && !FORBIDDEN.iter().any(|forbidden| name.eq_ignore_ascii_case(forbidden))
 }
 
-pub(in crate::gateway) fn put_headers(out: &mut Vec<u8>, headers: &HeaderMap) {
-    for (name, value) in headers {
-        put(out, name.as_str(), value.as_bytes());
+/// Returns the trailers to pass on, of those that a response announces.
+pub(in crate::gateway) fn trailer_names<'v>(announced: impl Iterator<Item = &'v [u8]>) -> TrailerNames {
+    TrailerNames::new(announced.filter(|name| str::from_utf8(name).is_ok_and(is_harmless)))
+}
+
+/// Removes the trailers of a response that may not be passed on.
+pub(in crate::gateway) fn screen_response_trailers(trailers: &mut HeaderMap) {
+    let removed = trailers.keys().filter(|name| !is_harmless(name.as_str()));
+    for name in removed.cloned().collect::<SmallVec<[HeaderName; 4]>>() {
+        trailers.remove(name);
     }
-}
-
-/// Returns whether a final response with this status has no body, whatever its headers say.
-pub(in crate::gateway) fn lacks_body(status: StatusCode) -> bool {
-    matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
-}
-
-/// Writes the status line.
-pub(in crate::gateway) fn put_status(out: &mut Vec<u8>, status: StatusCode, reason: &[u8]) {
-    out.extend_from_slice(b"HTTP/1.1 ");
-    out.extend_from_slice(status.as_str().as_bytes());
-    out.push(b' ');
-    out.extend_from_slice(reason);
-    out.extend_from_slice(b"\r\n");
 }
 
 #[cfg(test)]
 mod tests {
+    use tollgate_http1::Framing;
+
     use super::*;
 
     fn fates(underscores: UnderscoreHeaders, peer: [u8; 4]) -> impl Fn(&str) -> Fate {
@@ -484,6 +465,30 @@ mod tests {
                     assert_eq!(fate(name), ours, "{name}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn trailers_with_a_meaning_to_a_proxy_do_not_pass() {
+        for name in [
+            "Connection",
+            "keep-alive",
+            "Transfer-Encoding",
+            "content-length",
+            "Content-Type",
+            "trailer",
+            "Upgrade",
+            "RateLimit",
+            "ratelimit-policy",
+            "X-RateLimit-Remaining",
+            "X-Request-Id",
+            "Set-Cookie",
+            "X-Forwarded-For",
+        ] {
+            let framing = Framing::Chunked(trailer_names([name, "x-sum"].into_iter().map(str::as_bytes)));
+            let mut out = Vec::new();
+            framing.end(&mut out, [(name, &b"1"[..]), ("X-Sum", b"42")]).unwrap();
+            assert_eq!(str::from_utf8(&out), Ok("0\r\nX-Sum: 42\r\n\r\n"), "{name}");
         }
     }
 

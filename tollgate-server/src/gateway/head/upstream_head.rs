@@ -16,6 +16,7 @@ use smallvec::SmallVec;
 use tollgate::Outcome;
 use tollgate::internal::HeaderFacts;
 use tollgate::rules::file::internal::{HostHeader, UpstreamHeader};
+use tollgate_telemetry::traces::{RequestSpan, TRACEPARENT, TRACESTATE};
 
 use super::headers::{self, Edits, Fate, HeaderFilter, HeaderKind};
 use super::{BodyLength, RequestHead, reads_body};
@@ -23,7 +24,6 @@ use crate::gateway::client::Client;
 use crate::gateway::failure::Failure;
 use crate::gateway::site::{Route, Site};
 use crate::gateway::upstream::RouteUpstream;
-use crate::traces::{RequestSpan, TRACEPARENT, TRACESTATE};
 
 /// The maximum length of a request ID. Longer ones are replaced.
 const MAX_ID_BYTES: usize = 128;

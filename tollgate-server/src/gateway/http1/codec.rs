@@ -2,67 +2,34 @@
 //!
 //! A server behind the gateway may interpret an ambiguous head differently, and take the body of one request for another
 //! request (request smuggling). So a request that is not in the strict form is refused, and its connection is closed. The
-//! parser is stricter than httparse; [`ambiguity`] names the reason, also of heads that are incomplete.
+//! parsers are in `tollgate_http1`; here, heads get their meaning to a proxy.
 
 use std::io;
-use std::mem::MaybeUninit;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::header::{CONTENT_LENGTH, DATE, TRANSFER_ENCODING};
+use http::header::DATE;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, Version};
 use tollgate::Outcome;
 use tollgate::internal::HeaderLine;
-
-use super::body::{BodyDecoder, Framing, connection_options};
-use crate::gateway::failure::{Ambiguity, ConnectError, Failure, Fault};
-use crate::gateway::head::headers::{
-    self, Edits, HeaderBuffer, HeaderFilter, HeaderKind, HeadersView, MAX_HEADERS, X_REQUEST_ID,
+use tollgate_http1::{
+    Ambiguity, BodyDecoder, Framing, InvalidHead, InvalidResponse, ParsedRequest, ParsedResponse, TrailerNames,
+    header_slots,
 };
+
+use crate::gateway::failure::{ConnectError, Failure, Fault};
+use crate::gateway::head::headers::{self, Edits, HeaderBuffer, HeaderFilter, HeaderKind, HeadersView, X_REQUEST_ID};
 use crate::gateway::head::upstream_head::{RequestContext, UpstreamHead, via};
 use crate::gateway::head::{BodyLength, RequestHead, RequestTarget, join_cookies};
 use crate::gateway::site::Route;
+use crate::gateway::splice;
 use crate::gateway::upstream::RouteUpstream;
 use crate::gateway::upstream::conn::Http1Conn;
 use crate::gateway::upstream::tls::TlsFault;
 
-/// The maximum length of a target, as in `http::Uri`.
-const MAX_TARGET_BYTES: usize = (u16::MAX - 1) as usize;
-
 /// The capacity of a map for headers that the gateway adds.
 const ADDED_HEADERS: usize = 8;
-
-/// The reason why a head could not be parsed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::gateway) enum InvalidHead {
-    TooLong,
-    TargetTooLong,
-    Malformed,
-    Ambiguous(Ambiguity),
-}
-
-impl InvalidHead {
-    /// Returns the reason for a head that is malformed or ambiguous.
-    fn of(bytes: &[u8]) -> Self {
-        ambiguity(bytes).map_or(Self::Malformed, Self::Ambiguous)
-    }
-
-    /// Returns whether it is a strike against the client: no limit counts the request.
-    pub(in crate::gateway) const fn is_strike(self) -> bool {
-        match self {
-            Self::TooLong | Self::TargetTooLong | Self::Malformed | Self::Ambiguous(_) => true,
-        }
-    }
-
-    pub(in crate::gateway) fn status(self) -> StatusCode {
-        match self {
-            Self::TooLong => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
-            Self::TargetTooLong => StatusCode::URI_TOO_LONG,
-            Self::Malformed | Self::Ambiguous(_) => StatusCode::BAD_REQUEST,
-        }
-    }
-}
 
 /// A request whose length is unambiguous.
 pub(in crate::gateway) struct PlainRequest<'a> {
@@ -86,44 +53,19 @@ impl<'a> PlainRequest<'a> {
         filter: &HeaderFilter<'_>,
     ) -> Result<Option<Self>, InvalidHead> {
         let invalid = || Err(InvalidHead::of(bytes));
-        let mut parsed = [const { MaybeUninit::uninit() }; MAX_HEADERS];
-        let mut request = httparse::Request::new(&mut []);
-        let head_bytes = match request.parse_with_uninit_headers(bytes, &mut parsed) {
-            Ok(httparse::Status::Complete(head_bytes)) => head_bytes,
-            // An ambiguous head need not be complete.
-            Ok(httparse::Status::Partial) => {
-                return match InvalidHead::of(bytes) {
-                    InvalidHead::Malformed if bytes.len() < max_head => Ok(None),
-                    InvalidHead::Malformed => Err(InvalidHead::TooLong),
-                    ambiguous => Err(ambiguous),
-                };
-            }
-            Err(httparse::Error::TooManyHeaders) => return Err(InvalidHead::TooLong),
-            Err(_) => return invalid(),
-        };
-        let (Some(method), Some(target), Some(version)) = (request.method, request.path, request.version) else {
-            return invalid();
-        };
-        if !ends_lines_in_crlf(&bytes[..head_bytes]) {
-            return invalid();
-        }
-        if head_bytes > max_head {
-            return Err(InvalidHead::TooLong);
-        }
-        if target.len() > MAX_TARGET_BYTES {
-            return Err(InvalidHead::TargetTooLong);
-        }
-        let version = if version == 0 { Version::HTTP_10 } else { Version::HTTP_11 };
+        let mut slots = header_slots();
+        let Some(parsed) = ParsedRequest::read(bytes, &mut slots, max_head)? else { return Ok(None) };
+        let ParsedRequest { method, target, version, headers, bytes: head_bytes, .. } = parsed;
         let Some(target) = RequestTarget::read(target) else { return invalid() };
         if target.is_authority_only() && method != "CONNECT" {
             return invalid();
         }
-        let headers = request.headers.iter().map(|header| HeaderLine { name: header.name, value: header.value });
+        let headers = headers.iter().map(|header| HeaderLine { name: header.name, value: header.value });
         let head = RequestHead::read((method, target, version), headers, BodyLength::Known(0), lines, filter);
         if head.has_bad_length {
             return invalid();
         }
-        let mut rest = BodyDecoder::of_request(head.length);
+        let mut rest = parsed.body;
         let (body_bytes, content_bytes, rest) = match rest.skip(&bytes[head_bytes..]) {
             Ok((taken, content)) => (taken, content as u64, Ok(rest)),
             Err(ambiguity) => (bytes.len() - head_bytes, 0, Err(ambiguity)),
@@ -134,7 +76,7 @@ impl<'a> PlainRequest<'a> {
 
     /// Returns the content of the part of the body that has arrived, and the decoder of the rest, which keeps trailers.
     pub(super) fn received_body(&self) -> (Vec<u8>, BodyDecoder) {
-        let (mut rest, mut content) = (BodyDecoder::of_request(self.head.length), Vec::new());
+        let (mut rest, mut content) = (BodyDecoder::of_request(self.head.length.announced()), Vec::new());
         rest.keep_trailers();
         // Malformed chunks were found before.
         if let Ok(part) = rest.pass(self.body, &Framing::Raw, &mut content) {
@@ -145,10 +87,7 @@ impl<'a> PlainRequest<'a> {
 
     /// Returns the length of the body, if the client announces it.
     pub(super) fn body_length(&self) -> Option<u64> {
-        match self.head.length {
-            BodyLength::Known(length) => Some(length),
-            BodyLength::Unknown => None,
-        }
+        self.head.length.announced()
     }
 
     /// Converts the head for another client than the server's. That client frames the body, which may have been received
@@ -175,85 +114,9 @@ impl<'a> PlainRequest<'a> {
         request: RequestContext<'_>,
     ) -> Result<(), Failure> {
         UpstreamHead::new(&self.head, to, request).write(out)?;
-        let part = BodyDecoder::of_request(self.head.length).pass(self.body, &Framing::CHUNKED, out);
+        let part = BodyDecoder::of_request(self.head.length.announced()).pass(self.body, &Framing::CHUNKED, out);
         out.extend_from_slice(part.map_err(|_ambiguity| Failure::BodyBroken)?.bytes);
         Ok(())
-    }
-}
-
-/// Returns whether no line ends in a bare LF, which httparse accepts. httparse rejects everything else that is
-/// ambiguous.
-fn ends_lines_in_crlf(head: &[u8]) -> bool {
-    // Without an early return, so that the compiler can vectorize it.
-    let behind_first = head.get(1..).unwrap_or_default();
-    let is_bare = |(before, byte): (&u8, &u8)| *byte == b'\n' && *before != b'\r';
-    head.first() != Some(&b'\n') && !head.iter().zip(behind_first).fold(false, |bare, pair| bare | is_bare(pair))
-}
-
-/// Returns the first part of a head that has more than one interpretation, if there is one. The head may be incomplete,
-/// and other bytes may follow it.
-pub(super) fn ambiguity(bytes: &[u8]) -> Option<Ambiguity> {
-    let mut lengths = Lengths::default();
-    let mut lines = 0;
-    for line in bytes.split_inclusive(|byte| *byte == b'\n') {
-        // The rest of the last line has not arrived.
-        let line = line.strip_suffix(b"\n")?;
-        let Some(line) = line.strip_suffix(b"\r") else { return Some(Ambiguity::BareLf) };
-        match lines {
-            // Empty lines before a request are allowed.
-            0 if line.is_empty() => continue,
-            0 if memchr::memchr2(0, b'\r', line).is_some() => return Some(Ambiguity::Nul),
-            0 => {}
-            _ if line.is_empty() => return None,
-            _ => {
-                if let Err(ambiguity) = lengths.read(line) {
-                    return Some(ambiguity);
-                }
-            }
-        }
-        lines += 1;
-    }
-    None
-}
-
-/// The lengths that the headers of a request announce.
-#[derive(Default)]
-struct Lengths {
-    has_length: bool,
-    is_chunked: bool,
-}
-
-impl Lengths {
-    /// Reads a header line without its end.
-    fn read(&mut self, line: &[u8]) -> Result<(), Ambiguity> {
-        if matches!(line[0], b' ' | b'\t') {
-            return Err(Ambiguity::FoldedLine);
-        }
-        // httparse refuses a line without a colon.
-        let Some(colon) = memchr::memchr(b':', line) else { return Ok(()) };
-        let (name, value) = (&line[..colon], &line[colon + 1..]);
-        if matches!(name.last(), Some(b' ' | b'\t')) {
-            return Err(Ambiguity::SpaceBeforeColon);
-        }
-        if memchr::memchr2(0, b'\r', value).is_some() {
-            return Err(Ambiguity::Nul);
-        }
-        let (value, is) =
-            (value.trim_ascii(), |wanted: HeaderName| name.eq_ignore_ascii_case(wanted.as_str().as_bytes()));
-        let before = (self.has_length, self.is_chunked);
-        match before {
-            _ if is(CONTENT_LENGTH) => self.has_length = true,
-            _ if is(TRANSFER_ENCODING) => self.is_chunked = true,
-            _ => return Ok(()),
-        }
-        match before {
-            _ if self.has_length && self.is_chunked => Err(Ambiguity::BothLengths),
-            (true, _) => Err(Ambiguity::SeveralLengths),
-            (_, true) => Err(Ambiguity::BadTransferCoding),
-            _ if self.has_length && headers::length(value).is_none() => Err(Ambiguity::BadLength),
-            _ if self.is_chunked && !value.eq_ignore_ascii_case(b"chunked") => Err(Ambiguity::BadTransferCoding),
-            _ => Ok(()),
-        }
     }
 }
 
@@ -266,8 +129,8 @@ pub(in crate::gateway) struct ResponseHead<'a> {
     pub(in crate::gateway) body: BodyDecoder,
     /// Whether the upstream accepts another request on the connection.
     pub(super) stays_open: bool,
-    /// Whether the version is HTTP/1.0.
-    is_http10: bool,
+    /// HTTP/1.0 or HTTP/1.1.
+    version: Version,
 }
 
 /// The reason why there is no response head.
@@ -340,7 +203,7 @@ pub(super) fn poll_head<T>(
             Ok(Some(head)) => {
                 let head_bytes = head.bytes;
                 if !head.is_interim() {
-                    conn.has_long_bodies &= head.body.long_rest().is_some();
+                    conn.has_long_bodies &= head.body.long_rest(splice::MIN_BYTES).is_some();
                     conn.usage.note_keep_alive(head.keep_alive(lines.view()));
                 }
                 match take(head, lines.view(), bytes, context) {
@@ -378,29 +241,18 @@ pub(super) fn broken(error: Option<&io::Error>) -> Fault {
 impl<'a> ResponseHead<'a> {
     /// Parses a head, of a response to HEAD if `is_head`. Returns `None` if it is incomplete.
     pub(super) fn read(bytes: &'a [u8], lines: &mut HeaderBuffer<'a>, is_head: bool) -> Result<Option<Self>, Failure> {
-        let mut parsed = [const { MaybeUninit::uninit() }; MAX_HEADERS];
-        let mut answer = httparse::Response::new(&mut []);
-        let parser = httparse::ParserConfig::default();
-        let bytes_of_head = match parser.parse_response_with_uninit_headers(&mut answer, bytes, &mut parsed) {
-            Ok(httparse::Status::Complete(bytes)) => bytes,
-            Ok(httparse::Status::Partial) => return Ok(None),
-            Err(httparse::Error::TooManyHeaders) => return Err(Failure::ResponseHeadTooLong),
-            Err(_) => return Err(Failure::InvalidResponse),
+        let mut slots = header_slots();
+        let parsed = match ParsedResponse::read(bytes, &mut slots, is_head) {
+            Ok(Some(parsed)) => parsed,
+            Ok(None) => return Ok(None),
+            Err(InvalidResponse::TooManyHeaders) => return Err(Failure::ResponseHeadTooLong),
+            Err(InvalidResponse::Malformed) => return Err(Failure::InvalidResponse),
         };
-        let (Some(version), Some(code)) = (answer.version, answer.code) else { return Err(Failure::InvalidResponse) };
-        let status = StatusCode::from_u16(code).map_err(|_invalid| Failure::InvalidResponse)?;
-        for header in &*answer.headers {
+        for header in parsed.headers {
             lines.push(HeaderLine { name: header.name, value: header.value }, headers::kind(header.name));
         }
-        let body = BodyDecoder::of_response(lines.view(), status, is_head, version == 0);
-        let body = body.ok_or(Failure::InvalidResponse)?;
-        let has_close = connection_options(lines.view()).any(|word| word.eq_ignore_ascii_case(b"close"));
-        let is_http10 = version == 0;
-        // Unexpected bytes may follow.
-        let may_have_stray_body = status == StatusCode::NO_CONTENT && has_body_headers(lines.view());
-        let stays_open = !is_http10 && !matches!(body, BodyDecoder::UntilClose) && !has_close && !may_have_stray_body;
-        let reason = answer.reason.unwrap_or_default().as_bytes();
-        Ok(Some(Self { status, reason, bytes: bytes_of_head, body, stays_open, is_http10 }))
+        let ParsedResponse { status, reason, version, bytes, body, stays_open, .. } = parsed;
+        Ok(Some(Self { status, reason, bytes, body, stays_open, version }))
     }
 
     /// Returns whether another response follows.
@@ -414,7 +266,7 @@ impl<'a> ResponseHead<'a> {
     }
 
     pub(in crate::gateway) fn version(&self) -> Version {
-        if self.is_http10 { Version::HTTP_10 } else { Version::HTTP_11 }
+        self.version
     }
 
     /// Returns the values of `Keep-Alive`.
@@ -525,20 +377,28 @@ fn add(map: &mut HeaderMap, name: &str, value: &[u8]) {
     }
 }
 
-/// Returns whether a response has headers that announce a body.
-fn has_body_headers(lines: HeadersView<'_>) -> bool {
-    let has_length = lines.values(HeaderKind::ContentLength).any(|value| headers::length(value) != Some(0));
-    has_length || lines.values(HeaderKind::TransferEncoding).next().is_some()
-}
-
 /// Returns whether `Connection` names a header.
 fn is_connection_option(lines: HeadersView<'_>, name: &str) -> bool {
     connection_options(lines).any(|word| word.eq_ignore_ascii_case(name.as_bytes()))
 }
 
+/// Returns the options in `Connection`.
+fn connection_options(lines: HeadersView<'_>) -> impl Iterator<Item = &[u8]> {
+    let values = lines.values(HeaderKind::Connection);
+    values.flat_map(|value| value.split(|byte| *byte == b',')).map(<[u8]>::trim_ascii)
+}
+
+/// Returns the trailers that a response announces and the client gets, without those that the route removes.
+pub(super) fn trailers_of_response(lines: HeadersView<'_>, edits: &Edits) -> TrailerNames {
+    let announced = lines.values(HeaderKind::Trailer).flat_map(|value| value.split(|byte| *byte == b','));
+    let is_hop_by_hop = |name: &[u8]| connection_options(lines).any(|option| option.eq_ignore_ascii_case(name));
+    let is_removed = |name: &[u8]| str::from_utf8(name).is_ok_and(|name| edits.removes(name));
+    let announced = announced.map(<[u8]>::trim_ascii);
+    headers::trailer_names(announced.filter(|name| !is_hop_by_hop(name) && !is_removed(name)))
+}
+
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
     use tollgate::rules::TrustedProxies;
     use tollgate::rules::file::internal::UnderscoreHeaders;
 
@@ -552,11 +412,6 @@ mod tests {
     }
 
     const MAX_HEAD: usize = 64 << 10;
-
-    /// Returns the length of a request, as far as it has arrived, and the rest of its body.
-    fn parsed(text: &[u8]) -> Option<(usize, Result<BodyDecoder, Ambiguity>)> {
-        read(text, |parsed| parsed.ok().flatten().map(|plain| (plain.bytes.len(), plain.rest)))
-    }
 
     /// Returns the reason for which a request is refused before limits are checked, or `ok`.
     fn refusal(text: &str) -> String {
@@ -652,142 +507,7 @@ mod tests {
         assert_eq!(refusal(&head(9, MAX_HEAD)), "TooLong");
         assert_eq!(refusal(&head(9, MAX_HEAD)[..MAX_HEAD]), "TooLong");
         assert_eq!(refusal(&head(9, MAX_HEAD)[..MAX_HEAD - 1]), "partial");
-        let many = format!("GET / HTTP/1.1\r\nHost: h\r\n{}\r\n", "X: y\r\n".repeat(MAX_HEADERS));
+        let many = format!("GET / HTTP/1.1\r\nHost: h\r\n{}\r\n", "X: y\r\n".repeat(tollgate_http1::MAX_HEADERS));
         assert_eq!(refusal(&many), "TooLong");
-    }
-
-    const CHUNKED: &str = "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n";
-
-    #[test]
-    fn heads_with_one_reading_pass() {
-        for text in [
-            "GET / HTTP/1.1\r\nHost: h\r\n\r\n",
-            "\r\nGET / HTTP/1.1\r\nHost: h\r\n\r\n",
-            "POST / HTTP/1.1\r\nContent-Length: 5\r\n\r\nhel\n\0",
-            "POST / HTTP/1.1\r\nContent-Length: 0\r\n\r\n",
-            "POST / HTTP/1.1\r\ntransfer-encoding:  Chunked \r\n\r\n",
-            "POST / HTTP/1.1\r\nContent-Length: 9223372036854775807\r\n\r\n",
-            "GET / HTTP/1.1\r\nHost: h\r\nX : y",
-        ] {
-            assert_eq!(ambiguity(text.as_bytes()), None, "{text:?}");
-        }
-    }
-
-    #[test]
-    fn heads_with_two_readings_are_refused() {
-        for (text, wanted) in [
-            ("GET / HTTP/1.1\nHost: h\r\n\r\n", Ambiguity::BareLf),
-            ("GET / HTTP/1.1\r\nHost: h\n\r\n", Ambiguity::BareLf),
-            ("GET / HTTP/1.1\r\nHost: h\r\n\n", Ambiguity::BareLf),
-            ("GET / HTTP/1.1\r\nHost : h\r\n\r\n", Ambiguity::SpaceBeforeColon),
-            ("GET / HTTP/1.1\r\nContent-Length\t: 5\r\n\r\n", Ambiguity::SpaceBeforeColon),
-            ("GET / HTTP/1.1\r\nHost: h\r\n x: y\r\n\r\n", Ambiguity::FoldedLine),
-            ("GET / HTTP/1.1\r\nHost: h\0\r\n\r\n", Ambiguity::Nul),
-            ("GET /\0 HTTP/1.1\r\nHost: h\r\n\r\n", Ambiguity::Nul),
-            ("GET / HTTP/1.1\r\nA: b\rContent-Length: 3\r\n\r\n", Ambiguity::Nul),
-            ("POST / HTTP/1.1\r\nContent-Length: +5\r\n\r\n", Ambiguity::BadLength),
-            ("POST / HTTP/1.1\r\nContent-Length: 5, 5\r\n\r\n", Ambiguity::BadLength),
-            ("POST / HTTP/1.1\r\nContent-Length: 0x5\r\n\r\n", Ambiguity::BadLength),
-            ("POST / HTTP/1.1\r\nContent-Length:\r\n\r\n", Ambiguity::BadLength),
-            // Some servers cannot read these.
-            ("POST / HTTP/1.1\r\nContent-Length: 9223372036854775808\r\n\r\n", Ambiguity::BadLength),
-            ("POST / HTTP/1.1\r\nContent-Length: 18446744073709551615\r\n\r\n", Ambiguity::BadLength),
-            ("POST / HTTP/1.1\r\nContent-Length: 18446744073709551616\r\n\r\n", Ambiguity::BadLength),
-            ("POST / HTTP/1.1\r\nContent-Length: 5\r\ncontent-length: 5\r\n\r\n", Ambiguity::SeveralLengths),
-            ("POST / HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n", Ambiguity::BothLengths),
-            ("POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n", Ambiguity::BothLengths),
-            ("POST / HTTP/1.1\r\nTransfer-Encoding: xchunked\r\n\r\n", Ambiguity::BadTransferCoding),
-            ("POST / HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", Ambiguity::BadTransferCoding),
-            ("POST / HTTP/1.1\r\nTransfer-Encoding: chunked, identity\r\n\r\n", Ambiguity::BadTransferCoding),
-            (&format!("{CHUNKED}Transfer-Encoding: chunked\r\n\r\n"), Ambiguity::BadTransferCoding),
-        ] {
-            assert_eq!(ambiguity(text.as_bytes()), Some(wanted), "{text:?}");
-        }
-    }
-
-    /// Parts of requests, valid and invalid.
-    const PIECES: [&str; 26] = [
-        "GET / HTTP/1.1\r\n",
-        "POST /a HTTP/1.1\r\n",
-        "Host: h\r\n",
-        "Content-Length: 5\r\n",
-        "Content-Length: 0\r\n",
-        "Content-Length : 5\r\n",
-        "content-length: 5, 5\r\n",
-        "Transfer-Encoding: chunked\r\n",
-        "transfer-encoding: x\r\n",
-        "\r\n",
-        "\n",
-        "\r",
-        "\0",
-        "hello",
-        "X: y\n",
-        "X: y\r\n",
-        " folded\r\n",
-        "\tx\r\n",
-        "X\r\n",
-        ": \r\n",
-        "X: a\rb\r\n",
-        "5\r\nhello\r\n0\r\n\r\n",
-        "Connection: close\r\n",
-        "X: \u{e9}\r\n",
-        "GET  / HTTP/1.1\r\n",
-        "Host: h\n\n",
-    ];
-
-    /// Finds the end of an accepted request without the code under test. Returns `None` if it is incomplete.
-    fn simple_end(text: &str) -> Option<usize> {
-        let start = text.len() - text.trim_start_matches("\r\n").len();
-        let body = start + text[start..].find("\r\n\r\n")? + 4;
-        let head = text[start..body].to_ascii_lowercase();
-        let value = |name: &str| head.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-        if value("transfer-encoding").is_none() {
-            let length: usize = value("content-length").map_or(Ok(0), |value| value.trim().parse()).ok()?;
-            return Some(body + length).filter(|end| *end <= text.len());
-        }
-        let mut at = body;
-        loop {
-            let line = &text[at..at + text.get(at..)?.find("\r\n")?];
-            at += line.len() + 2;
-            match usize::from_str_radix(line.split(';').next()?, 16).ok()? {
-                // Trailers end with an empty line.
-                0 if text.get(at..)?.starts_with("\r\n") => return Some(at + 2),
-                0 => return Some(at + text[at..].find("\r\n\r\n")? + 4),
-                size => at += size + 2,
-            }
-        }
-    }
-
-    proptest! {
-        /// A request is accepted only if nothing in it is ambiguous, whatever httparse accepts.
-        #[test]
-        fn accepted_requests_are_unambiguous(pieces in proptest::collection::vec(0..PIECES.len(), 0..9), good in any::<bool>()) {
-            let mut text = if good { "POST / HTTP/1.1\r\nHost: h\r\n".to_owned() } else { String::new() };
-            text.extend(pieces.into_iter().map(|piece| PIECES[piece]));
-            if parsed(text.as_bytes()).is_some() {
-                prop_assert_eq!(ambiguity(text.as_bytes()), None, "{:?}", text);
-            }
-        }
-
-        #[test]
-        fn requests_end_where_a_simple_reader_ends_them(pieces in proptest::collection::vec(0..PIECES.len(), 0..9), good in any::<bool>()) {
-            let mut text = if good { "POST / HTTP/1.1\r\nHost: h\r\n".to_owned() } else { String::new() };
-            text.extend(pieces.into_iter().map(|piece| PIECES[piece]));
-            if let Some((bytes, rest)) = parsed(text.as_bytes()) {
-                match rest {
-                    Ok(rest) if rest.is_over() => prop_assert_eq!(simple_end(&text), Some(bytes), "{:?}", text),
-                    Err(_) => {}
-                    Ok(_) => prop_assert!(simple_end(&text).is_none() && bytes == text.len(), "{text:?}"),
-                }
-            }
-        }
-
-        #[test]
-        fn nothing_makes_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            _ = ambiguity(&bytes);
-            _ = ambiguity(&[b"GET / HTTP/1.1\r\n", &bytes[..]].concat());
-            parsed(&bytes);
-            parsed(&[&b"GET / HTTP/1.1\r\n"[..], &bytes, b"\r\n\r\n"].concat());
-        }
     }
 }

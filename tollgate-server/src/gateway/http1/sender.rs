@@ -12,8 +12,8 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use http::Response;
 use hyper::body::{Body, Frame, SizeHint};
+use tollgate_http1::{BodyDecoder, Framing};
 
-use super::body::{BodyDecoder, Framing};
 use super::codec::{self, HeadError, HeadUse};
 use crate::gateway::deadline::UpstreamDeadline;
 use crate::gateway::failure::{Failure, Fault};

@@ -26,20 +26,20 @@ use http::Response;
 use tokio::io::AsyncWriteExt;
 use tokio::time::timeout;
 use tollgate::{Check, Outcome};
+use tollgate_http1::BodyDecoder;
+use tollgate_net::deadline::{Alarm, Tick, Wait};
+use tollgate_net::stream::{INPUT_BYTES, LINGER, Stream};
+use tollgate_telemetry::traces;
 
 use self::client_io::PendingBody;
 use self::forward::{ForwardResult, Forwarding};
-use super::body::BodyDecoder;
 use super::codec::PlainRequest;
-use crate::gateway::client::{BufferedBytes, Client, LINGER, Peer};
-use crate::gateway::deadline::{Alarm, Tick, Wait};
+use crate::gateway::client::{BufferedBytes, Client, Peer};
 use crate::gateway::failure::Failure;
 use crate::gateway::head::headers::{self, HeaderBuffer};
 use crate::gateway::proxy::{self, Action, ProxyRequest};
 use crate::gateway::site::Site;
-use crate::gateway::stream::{INPUT_BYTES, Stream};
 use crate::gateway::worker::{CurrentConfig, Scratch, Shutdown, Worker, WorkerBuffers, scratch};
-use crate::traces;
 
 /// The maximum size of the buffers of a connection that waits for the rest of a request or of a response to be written.
 const WAITING_BYTES: usize = 2 << 10;

@@ -11,10 +11,10 @@ use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf, copy, copy_bidirectional, sink};
 use tokio::time::{sleep, timeout};
 use tollgate::InFlightPermit;
+use tollgate_net::deadline::{Ticks, Wait};
+use tollgate_net::stream::Stream;
 
-use crate::gateway::deadline::{Ticks, Wait};
 use crate::gateway::site::UpstreamAttempt;
-use crate::gateway::stream::Stream;
 use crate::gateway::upstream::conn::UpstreamIo;
 
 /// How often the idle timeout is checked.

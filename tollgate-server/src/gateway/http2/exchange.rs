@@ -16,11 +16,11 @@ use http_body_util::BodyExt;
 use hyper::body::Body;
 use tokio::time::timeout;
 use tollgate::{Check, Outcome};
+use tollgate_net::deadline::Alarm;
 
 use super::response_body::ToClient;
 use super::stream::{BodySender, StreamBody};
 use crate::gateway::client::{BufferedBytes, Client};
-use crate::gateway::deadline::Alarm;
 use crate::gateway::failure::Failure;
 use crate::gateway::head::headers::{HeaderBuffer, X_REQUEST_ID};
 use crate::gateway::head::{BodyLength, RequestHead, join_cookies};

@@ -7,7 +7,7 @@
 //!
 //! Only the nine-byte header of each frame is read. Deliberately not here: the meaning of frames, which is up to h2.
 
-use crate::gateway::deadline::Tick;
+use tollgate_net::deadline::Tick;
 
 /// Cheap frames that a client may send in advance. Browsers send about ten at the start of a connection; 2,000 are
 /// about 26 KB, and a millisecond of work.

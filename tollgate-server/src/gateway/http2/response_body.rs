@@ -8,14 +8,13 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use http::{HeaderValue, StatusCode};
 use hyper::body::{Body, Frame, SizeHint};
+use tollgate_net::deadline::EventTimeout;
 
 use super::sender::Http2Response;
 use crate::gateway::buffer_budget::{Overloaded, STEP_BYTES};
 use crate::gateway::client::{BufferedBytes, SEND_BUFFER_BYTES};
-use crate::gateway::deadline::EventTimeout;
 use crate::gateway::failure::Failure;
-use crate::gateway::head::headers::Edits;
-use crate::gateway::http1::body::screen_response_trailers;
+use crate::gateway::head::headers::{Edits, screen_response_trailers};
 use crate::gateway::http1::sender::Http1Response;
 use crate::gateway::proxy::{ProxyRequest, UpstreamProgress};
 

@@ -15,9 +15,10 @@ use h2::Reason;
 use http::header::CONTENT_LENGTH;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use hyper::body::{Body, Frame, SizeHint};
+use tollgate_net::deadline::Wait;
 
 use super::stream::{BodySender, StreamBody};
-use crate::gateway::deadline::{UpstreamDeadline, Wait};
+use crate::gateway::deadline::UpstreamDeadline;
 use crate::gateway::failure::{ConnectError, Failure, Fault};
 use crate::gateway::head::headers;
 use crate::gateway::head::upstream_head::remove_hop_by_hop;

@@ -9,9 +9,9 @@ use h2::{Ping, PingPong, Reason, RecvStream, SendStream};
 use http::HeaderMap;
 use http::header::CONTENT_LENGTH;
 use hyper::body::{Body, Frame};
+use tollgate_net::deadline::{Tick, Wait};
 
 use crate::gateway::client::Client;
-use crate::gateway::deadline::{Tick, Wait};
 use crate::gateway::failure::Failure;
 use crate::gateway::head::headers;
 

@@ -14,9 +14,10 @@ use tollgate::rules::file::internal::{
     Balance, HealthCheckRule, HostHeader, Redirects, RespondRule, RewriteRule, RouteRule, SettingError, UpstreamRule,
 };
 use tollgate::rules::{PathCase, PathReading};
+use tollgate_net::deadline::{Tick, Ticks, Wait};
 
 use super::Carryover;
-use crate::gateway::deadline::{Tick, Ticks, UpstreamDeadline, Wait};
+use crate::gateway::deadline::UpstreamDeadline;
 use crate::gateway::failure::{Failure, Fault};
 use crate::gateway::head::headers::{self, Edits};
 use crate::gateway::tally::RouteTally;

@@ -22,8 +22,8 @@ use hyper::body::Body;
 use tokio::runtime::Handle;
 use tokio::time::{sleep, timeout};
 use tollgate::InFlightPermit;
+use tollgate_net::deadline::Wait;
 
-use crate::gateway::deadline::Wait;
 use crate::gateway::site::UpstreamAttempt;
 use crate::gateway::tally::Tally;
 

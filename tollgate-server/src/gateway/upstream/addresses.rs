@@ -15,8 +15,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::timeout;
-
-use crate::gateway::deadline::{Tick, Wait};
+use tollgate_net::deadline::{Tick, Wait};
 
 /// How long an answer is used before the name is resolved again. Short, since a deployment changes addresses in
 /// seconds; a resolver on the machine or in the cluster takes this easily.

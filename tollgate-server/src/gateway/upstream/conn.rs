@@ -14,11 +14,11 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 use tollgate::rules::file::internal::UpstreamConnectionsRule;
+use tollgate_net::deadline::{Tick, Wait};
+use tollgate_net::stream::MaybeTls;
 
 use super::addresses::HostAddresses;
 use super::slots::UpstreamSlot;
-use crate::gateway::deadline::{Tick, Wait};
-use crate::gateway::stream::MaybeTls;
 
 /// The most interim responses to a request. An upstream that sends more keeps a worker busy for nothing.
 const MAX_INTERIM: u32 = 32;

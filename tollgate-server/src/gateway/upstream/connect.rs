@@ -11,6 +11,8 @@ use std::time::Duration;
 
 use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
+use tollgate_net::deadline::Tick;
+use tollgate_net::stream::MaybeTls;
 
 use super::conn::{Http1Conn, UpstreamIo, Usage};
 use super::http2_pool::{self, Sender, StreamPermit};
@@ -18,10 +20,8 @@ use super::slots::{Evicted, UpstreamSlot};
 use super::tls::TlsFault;
 use super::{Target, UpstreamProtocol};
 use crate::gateway::client::Client;
-use crate::gateway::deadline::Tick;
 use crate::gateway::failure::{ConnectError, Exhausted};
 use crate::gateway::site::Route;
-use crate::gateway::stream::MaybeTls;
 use crate::gateway::worker::Worker;
 
 /// The delay before the next address is tried in parallel (RFC 8305, section 5).

@@ -17,8 +17,8 @@ use std::time::Duration;
 
 use http::StatusCode;
 use tollgate::rules::file::internal::EjectRule;
+use tollgate_net::deadline::{Tick, Wait};
 
-use crate::gateway::deadline::{Tick, Wait};
 use crate::gateway::failure::Fault;
 
 /// The ejection settings of a route.

@@ -13,19 +13,19 @@ use http::{HeaderValue, Request};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tollgate::rules::file::internal::HealthCheckRule;
+use tollgate_net::deadline::{Tick, Ticks, Wait};
+use tollgate_telemetry::limit_summary::span;
+use tollgate_telemetry::notice::{Field, Level, join_up_to};
 
 use super::conn::{Delivery, Http1Conn, Repeatable, Usage};
 use super::connect::{self, ConnUse, Dialled};
 use super::ejection::{Cause, Change};
 use super::slots::{UpstreamSlot, UpstreamSlots};
 use super::{RouteUpstream, Target, http2_pool};
-use crate::gateway::deadline::{Tick, Ticks, Wait};
 use crate::gateway::failure::Fault;
 use crate::gateway::head::headers;
 use crate::gateway::http1::sender;
 use crate::gateway::site::{Route, Site};
-use crate::limit_summary::span;
-use crate::notice::{Field, Level, join_up_to};
 
 /// The maximum number of route names in a log line.
 const MAX_ROUTES: usize = 5;

@@ -17,13 +17,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use h2::client::{self, SendRequest};
+use tollgate_net::deadline::{Alarm, NEVER, Tick, Ticks, Wait};
+use tollgate_net::stream::INPUT_BYTES;
 
 use super::addresses::HostAddresses;
 use super::conn::{ReusePolicy, UpstreamIo, Usage};
-use crate::gateway::deadline::{Alarm, NEVER, Tick, Ticks, Wait};
 use crate::gateway::failure::ConnectError;
 use crate::gateway::http2::stream::{KeepAlive, PingWaits, Traffic};
-use crate::gateway::stream::INPUT_BYTES;
 
 /// The interval of keep-alive pings.
 const PING_EVERY: Duration = Duration::from_secs(15);

@@ -9,13 +9,10 @@ use rustls::{AlertDescription, CertificateError, ClientConfig, Error as TlsError
 use time::OffsetDateTime;
 use tokio_rustls::TlsConnector;
 use tollgate::rules::file::internal::{SettingError, UpstreamTlsRule};
-
-use crate::notice::join_up_to;
-use crate::pem;
-use crate::seconds::rfc3339;
-
-/// The maximum number of names in a log line.
-pub(in crate::gateway) const MAX_NAMES: usize = 5;
+use tollgate_net::pem;
+use tollgate_net::tls::MAX_NAMES;
+use tollgate_telemetry::notice::join_up_to;
+use tollgate_telemetry::seconds::rfc3339;
 
 /// The TLS settings of an upstream.
 pub(in crate::gateway) struct UpstreamTls {

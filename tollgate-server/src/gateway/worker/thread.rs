@@ -11,11 +11,11 @@ use tokio::runtime;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
+use tollgate_net::listening::Stop;
 
 use super::{Shutdown, Worker, scratch};
 use crate::gateway::listener::WorkerSocket;
 use crate::gateway::site::Route;
-use crate::service::Stop;
 
 /// How long a stopping worker waits for its listeners, and then for idle connections, in which clients may send one more
 /// request.

@@ -2,9 +2,9 @@
 
 use tokio::sync::watch;
 use tokio::time::sleep;
+use tollgate_net::tls::{CERTIFICATE_GRACE, CertificateLease};
 
 use super::Stage;
-use crate::gateway::tls::{CERTIFICATE_GRACE, CertificateLease};
 
 /// Returns the stage of a connection with a client certificate: that of its listener, or [`Stage::Ending`] once the
 /// certificate has ended. The future has to be polled meanwhile. It resolves when the connection has to be cut.

@@ -15,6 +15,7 @@ use axum::http::{HeaderMap, Response, StatusCode, header};
 use hyper::Request;
 use prost::Message;
 use tokio::time::timeout;
+use tollgate_telemetry::traces::{self, DecisionNote, RequestSpan, SpanEnd};
 use tonic::Status;
 
 use super::GrpcState;
@@ -24,7 +25,6 @@ use crate::service::http::authenticate;
 use crate::service::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use crate::service::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use crate::service::tokens::Tokens;
-use crate::traces::{self, DecisionNote, RequestSpan, SpanEnd};
 
 const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 

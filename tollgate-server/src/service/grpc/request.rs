@@ -8,6 +8,7 @@ use tollgate::http::Refusal;
 use tollgate::internal::envoy::{DescriptorMatch, FoundLimit};
 use tollgate::rules::{Facts, RuleSet};
 use tollgate::{Checks, Decision, Gate, JointCheck, Outcome};
+use tollgate_telemetry::unknown::Unknown;
 use tonic::Status;
 
 use crate::service::envoy;
@@ -17,7 +18,6 @@ use crate::service::proto::envoy::extensions::common::ratelimit::v3::rate_limit_
 use crate::service::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use crate::service::proto::envoy::r#type::v3::RateLimitUnit;
 use crate::service::throttle::{Numbers, Throttled, Throttles};
-use crate::unknown::Unknown;
 
 /// The most descriptors of a request. Envoy sends one for each action of a route, which are a few.
 const MAX_DESCRIPTORS: usize = 100;

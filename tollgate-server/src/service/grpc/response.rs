@@ -9,6 +9,7 @@ use prost_types::value::Kind;
 use prost_types::{Struct, Value};
 use smallvec::SmallVec;
 use tollgate::{Decision, Outcome};
+use tollgate_telemetry::unknown::Unknown;
 
 use super::request::{Denials, Descriptors, Overridden, Target};
 use crate::service::envoy;
@@ -17,7 +18,6 @@ use crate::service::proto::envoy::config::core::v3::HeaderValue;
 use crate::service::proto::envoy::service::ratelimit::v3::RateLimitResponse;
 use crate::service::proto::envoy::service::ratelimit::v3::rate_limit_response::rate_limit::Unit;
 use crate::service::proto::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus, RateLimit};
-use crate::unknown::Unknown;
 
 /// Enough for the headers of a response.
 const MOST_HEADERS: usize = 6;

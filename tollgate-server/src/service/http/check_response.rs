@@ -4,10 +4,9 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use tollgate::http::{Refusal, TokenError};
 use tollgate::{Decision, Outcome, Source};
-
-use crate::decisions::source_name;
-use crate::seconds::Seconds;
-use crate::unknown::Unknown;
+use tollgate_telemetry::decisions::source_name;
+use tollgate_telemetry::seconds::Seconds;
+use tollgate_telemetry::unknown::Unknown;
 
 /// The response to one check. Times are in seconds.
 #[derive(JsonSchema, Serialize)]

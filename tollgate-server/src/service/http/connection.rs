@@ -14,6 +14,7 @@ use futures_util::FutureExt as _;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::sync::watch;
 use tokio::time::timeout;
+use tollgate_telemetry::traces;
 
 use super::ServiceState;
 use super::simple_check::{After, SimpleChecks};
@@ -23,7 +24,6 @@ use crate::service::connections::{
 };
 use crate::service::cross_site::Hosts;
 use crate::service::surfaces::{RequestOutcome, Surface, Surfaces};
-use crate::traces;
 
 /// The most bytes that are read at once. A request that is longer is left to the router.
 const READ_BYTES: usize = 8 * 1024;

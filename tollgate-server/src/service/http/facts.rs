@@ -13,10 +13,10 @@ use serde::de::{Deserializer, Error, MapAccess, Visitor};
 use tollgate::internal::{Unreadable, check_method};
 use tollgate::rules::{Facts, RuleSet};
 use tollgate::{Check, Gate};
+use tollgate_telemetry::unknown::Unknown;
 
 use super::values::{OneOrMany, StringOrStrings};
 use crate::service::error_body::quoted;
-use crate::unknown::Unknown;
 
 /// The same limit as for the headers of an HTTP request.
 const MAX_HEADERS: usize = 100;

@@ -186,8 +186,8 @@ mod tests {
 
     use super::super::router;
     use super::*;
-    use crate::decisions::Decisions;
     use crate::service::cross_site::guard;
+    use tollgate_telemetry::decisions::Decisions;
 
     const RULES: &str = "
 limits:

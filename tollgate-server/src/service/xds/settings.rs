@@ -16,10 +16,11 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tollgate::rules::file::internal::{SettingError, XdsRule};
 use tollgate::rules::file::{Parsed, Problems};
+use tollgate_net::pem;
 use tonic::codegen::Service;
 use tonic::transport::{Channel, Endpoint};
 
-use crate::{notice, pem};
+use tollgate_telemetry::notice;
 
 /// The longest time to connect, with the TLS handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::metrics::page::Page;
+use tollgate_telemetry::page::Page;
 
 /// The status of the client. Clones share it.
 #[derive(Clone, Debug, Default)]

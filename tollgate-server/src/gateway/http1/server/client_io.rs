@@ -9,15 +9,15 @@ use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
 
 use tokio::io::AsyncWrite;
+use tollgate_http1::{Ambiguity, BodyDecoder, Framing};
+use tollgate_net::deadline::Tick;
+use tollgate_net::stream::MAX_TLS_BYTES;
 
 use super::Http1Server;
 use crate::gateway::client::BufferedBytes;
-use crate::gateway::deadline::Tick;
-use crate::gateway::failure::{Ambiguity, Failure};
-use crate::gateway::http1::body::{BodyDecoder, Framing};
+use crate::gateway::failure::Failure;
 use crate::gateway::local_response::MAX_DRAINED_BYTES;
 use crate::gateway::splice::{Pipe, WorkerPipe};
-use crate::gateway::stream::MAX_TLS_BYTES;
 use crate::gateway::worker::{Scratch, scratch};
 
 const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";

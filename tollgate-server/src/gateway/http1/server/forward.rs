@@ -10,12 +10,12 @@ use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
 use tokio::time::timeout;
 use tollgate::Outcome;
+use tollgate_http1::{BodyDecoder, Framing};
+use tollgate_net::deadline::Wait;
 
 use super::{Http1Server, UnsettledResponse, WAITING_BYTES};
 use crate::gateway::client::Client;
-use crate::gateway::deadline::Wait;
 use crate::gateway::failure::{ConnectError, Failure, Fault};
-use crate::gateway::http1::body::{BodyDecoder, Framing};
 use crate::gateway::http1::codec::PlainRequest;
 use crate::gateway::http1::sender::{Http1Response, receive};
 use crate::gateway::http1::upgrade::Tunnel;

@@ -6,14 +6,14 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use http::StatusCode;
 use tollgate::rules::file::internal::UpstreamHeader;
+use tollgate_http1::{BodyDecoder, Framing};
 
 use super::Http1Server;
 use super::client_io::BodyError;
 use super::forward::{AttemptError, BegunResponse, Forwarding, Settling};
 use crate::gateway::failure::{Failure, Fault};
 use crate::gateway::head::headers::{self, HeaderKind, HeadersView};
-use crate::gateway::http1::body::{BodyDecoder, Framing, TrailerNames};
-use crate::gateway::http1::codec::{HeadError, HeadUse, ResponseHead, poll_head};
+use crate::gateway::http1::codec::{HeadError, HeadUse, ResponseHead, poll_head, trailers_of_response};
 use crate::gateway::proxy::ProxyRequest;
 use crate::gateway::splice::{self, WorkerPipe};
 use crate::gateway::upstream::abandoned::is_event_stream;
@@ -177,7 +177,7 @@ impl Forwarding {
             }
             body if self.wants_trailers => {
                 body.keep_trailers();
-                Framing::Chunked(TrailerNames::of_response(header_buffer, &self.route().response_edits))
+                Framing::Chunked(trailers_of_response(header_buffer, &self.route().response_edits))
             }
             _ => Framing::CHUNKED,
         };
@@ -246,7 +246,7 @@ impl Forwarding {
             _ = conn.poll_send(context);
             let mut scratch = scratch();
             let Scratch { input, buffers, pipe, .. } = &mut *scratch;
-            let left = rest.long_rest().filter(|_| server.stream.plain().is_some());
+            let left = rest.long_rest(splice::MIN_BYTES).filter(|_| server.stream.plain().is_some());
             let moving = left.and_then(|left| Some((left, conn.plain()?, pipe.open()?)));
             let is_moved = moving.is_some();
             let read = match moving {

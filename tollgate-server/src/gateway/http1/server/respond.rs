@@ -12,6 +12,8 @@ use http::{HeaderValue, Response, StatusCode};
 use tollgate::Outcome;
 use tollgate::internal::WrittenResponse;
 use tollgate::rules::file::internal::UpstreamHeader;
+use tollgate_http1::InvalidHead;
+use tollgate_net::stream::is_tls_hello;
 
 use super::client_io::BodyError;
 use super::{AllowedRequest, Http1Server, NextStep, UnsettledResponse};
@@ -19,11 +21,10 @@ use crate::gateway::access_log::{Completion, Record};
 use crate::gateway::client::Scheme;
 use crate::gateway::failure::{Failure, HandshakeFailure, MALFORMED};
 use crate::gateway::head::headers::{self, X_REQUEST_ID};
-use crate::gateway::http1::codec::{InvalidHead, PlainRequest};
+use crate::gateway::http1::codec::PlainRequest;
 use crate::gateway::local_response::{self, MAX_ECHOED_BYTES};
 use crate::gateway::proxy::{self, ProxyRequest, Responder};
 use crate::gateway::site::Site;
-use crate::gateway::stream::is_tls_hello;
 use crate::gateway::worker::{Refused, WorkerBuffers, scratch};
 
 impl Http1Server<'_> {

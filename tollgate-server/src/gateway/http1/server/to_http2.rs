@@ -10,15 +10,15 @@ use bytes::Bytes;
 use http::header::{CONNECTION, CONTENT_LENGTH, DATE, TRAILER, TRANSFER_ENCODING};
 use http::{HeaderMap, HeaderValue, Response, response};
 use hyper::body::Body as _;
+use tollgate_http1::Framing;
+use tollgate_net::deadline::Wait;
 
 use super::Http1Server;
 use super::client_io::BodyError;
 use super::forward::{ForwardResult, Forwarding};
 use crate::gateway::client::BufferedBytes;
-use crate::gateway::deadline::Wait;
 use crate::gateway::failure::Failure;
 use crate::gateway::head::headers::{self, X_REQUEST_ID};
-use crate::gateway::http1::body::{Framing, TrailerNames};
 use crate::gateway::http1::codec::PlainRequest;
 use crate::gateway::http2::exchange::{Exchange, ReceivedRequest};
 use crate::gateway::http2::response_body::ToClient;
@@ -200,7 +200,7 @@ impl Http1Server<'_> {
             None => {
                 let announced = parts.headers.get_all(TRAILER).iter().filter(|_| wants_trailers);
                 let names = announced.flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
-                Framing::Chunked(TrailerNames::new(names.map(<[u8]>::trim_ascii)))
+                Framing::Chunked(headers::trailer_names(names.map(<[u8]>::trim_ascii)))
             }
         };
         (framing, missing)

@@ -1,0 +1,15 @@
+//! Tools around limits that need no server: access logs, their replay through rules, simulations, and suggested limits.
+//!
+//! They decide with the library itself, on a clock that follows the requests, so they answer what a server would have
+//! answered. Memory is bounded, however long a log is.
+//!
+//! Deliberately not here: the arguments of the commands, the terminal, and sockets.
+//!
+//! The crate is for the binary `tollgate` and has no stable API.
+
+#![forbid(unsafe_code)]
+
+pub mod access_log;
+pub mod replay;
+pub mod simulate;
+pub mod suggest;
