@@ -47,12 +47,13 @@ install-browser:
 
 # Every feature that a user can choose is checked by itself, so that none leans on another by accident; the tests run with
 # none of them and with all.
-FEATURES := tokio uuid http rules file tower axum redis redis,tower
+FEATURES := tokio uuid http rules file redis redis,rules
 
 test-library:
 	cargo test -p tollgate --no-default-features
 	# Without the tests, whose dependencies would enable features that the library lacks.
 	for feature in $(FEATURES); do cargo check -p tollgate --no-default-features --features=$$feature || exit 1; done
+	cargo check -p tollgate-tower
 	# The server without traces; the other tests have them.
 	cargo check -p tollgate-server --all-targets
 

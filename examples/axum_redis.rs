@@ -9,7 +9,7 @@ use axum::Router;
 use axum::routing::get;
 use tollgate::redis::RedisLimiter;
 use tollgate::rules::{KeyPart, Rule, RuleSet};
-use tollgate::tower::RateLimitLayer;
+use tollgate_tower::RateLimitLayer;
 use tollgate::{FixedWindow, Gate, HOUR, Limit, OnStoreFailure};
 
 #[tokio::main(flavor = "current_thread")]

@@ -10,7 +10,7 @@ use axum::middleware::{Next, from_fn};
 use axum::response::Response;
 use axum::routing::get;
 use tollgate::rules::{KeyPart, Rule, RuleSet};
-use tollgate::tower::RateLimitLayer;
+use tollgate_tower::RateLimitLayer;
 use tollgate::{FixedWindow, Gate, Limit, MINUTE};
 
 /// The account that sent the request.

@@ -12,7 +12,7 @@ use axum::routing::get;
 use tollgate::Gate;
 use tollgate::rules::RuleSet;
 use tollgate::rules::file::RuleFile;
-use tollgate::tower::RateLimitLayer;
+use tollgate_tower::RateLimitLayer;
 
 fn load(file: &Path) -> Result<RuleSet, Box<dyn std::error::Error>> {
     Ok(RuleFile::load(file)?.compile()?)

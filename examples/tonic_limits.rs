@@ -2,7 +2,7 @@
 
 use tokio::net::TcpListener;
 use tollgate::rules::{KeyPart, Match, Rule, RuleSet};
-use tollgate::tower::RateLimitLayer;
+use tollgate_tower::RateLimitLayer;
 use tollgate::{FixedWindow, Gate, Limit, MINUTE};
 use tonic::transport::server::{TcpConnectInfo, TcpIncoming};
 use tonic::transport::{Endpoint, Server};

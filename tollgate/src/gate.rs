@@ -29,7 +29,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::{ArcSwap, Cache};
 
-#[cfg(feature = "tower")]
+pub(crate) use self::check::RemoteCheck;
 pub(crate) use self::check::by_address::{Admitted, ByAddress};
 pub use self::explain::{Explanation, RuleExplained, RuleState};
 use self::in_flight::InFlight;
@@ -46,7 +46,6 @@ use self::report::KeySource;
 use self::reservation::Reservations;
 #[cfg(feature = "file")]
 pub use self::reservation::{MAX_RESERVATION, ReservationError, Reserved};
-#[cfg(feature = "tower")]
 pub(crate) use self::settle::{CostMistake, ReportedCost};
 use self::store::Store;
 pub use self::store::StoreUnavailable;

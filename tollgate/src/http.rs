@@ -53,7 +53,6 @@ pub use self::policy::Policy;
 pub(crate) use self::policy::percent_encoded;
 #[cfg(feature = "rules")]
 pub(crate) use self::refusal::Challenge;
-#[cfg(feature = "tower")]
 pub(crate) use self::refusal::UNKNOWN_ADDRESS;
 pub use self::refusal::{Refusal, RefusalBuilder, TokenError, UnreadableRequest};
 

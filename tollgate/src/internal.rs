@@ -20,6 +20,13 @@ pub mod limited {
 }
 #[cfg(feature = "rules")]
 pub use crate::gate::CachedGate;
+/// Checks of the tower layer, which keeps less of a decision than an outcome.
+#[cfg(feature = "rules")]
+pub mod layer {
+    pub use crate::gate::{Admitted, ByAddress, CostMistake, RemoteCheck, ReportedCost};
+    pub use crate::http::UNKNOWN_ADDRESS;
+    pub use crate::rules::Finders;
+}
 #[cfg(feature = "file")]
 pub use crate::gate::report::{CountedAs, CountedHit};
 /// Lookup of descriptors in configuration of envoyproxy/ratelimit.

@@ -37,15 +37,10 @@
 //! API, a single endpoint. Move to rules (feature `rules`) and a `Gate` once the limits depend on the request: several
 //! routes with their own limits, keys from headers, tokens or addresses, plans, exemptions, block lists and bans. A
 //! `Gate` is a set of rules with a store. It finds the limits of a request, checks them all or nothing, writes the HTTP
-//! response, and replaces its rules while it runs without losing counts. `tollgate::tower` puts a gate in front of any
-//! `tower::Service`, and the feature `file` reads rules from the same YAML file as the gateway.
+//! response, and replaces its rules while it runs without losing counts. The crate `tollgate-tower` puts a gate in front
+//! of any `tower::Service`, and the feature `file` reads rules from the same YAML file as the gateway.
 //!
 //! # Where to read on
-//!
-#![cfg_attr(
-    feature = "axum",
-    doc = "- [`recipes`]: your own 429, the remaining quota in a handler, plans, a fake clock, tests"
-)]
 //!
 //! These pages are in the folder `docs` of the source repository, and `make docs` builds them into a site:
 //!
@@ -83,8 +78,6 @@ mod limiter;
 mod open_charges;
 mod rate;
 mod rate_limiter;
-#[cfg(all(feature = "axum", any(doc, doctest)))]
-pub mod recipes;
 #[cfg(feature = "redis")]
 pub mod redis;
 #[cfg(feature = "file")]
@@ -93,8 +86,6 @@ mod regular_file;
 pub mod rules;
 mod store;
 mod sync;
-#[cfg(feature = "tower")]
-pub mod tower;
 mod units;
 #[cfg(feature = "tokio")]
 mod wait;

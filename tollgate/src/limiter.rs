@@ -291,7 +291,7 @@ impl Limiter {
     }
 
     /// Decides one hit.
-    #[cfg(feature = "tower")]
+    #[cfg(feature = "rules")]
     #[inline(always)]
     pub(crate) fn decide_one_hashed(&self, hit: HashedHit) -> Decision {
         // Read the clock before the table: the processor waits for earlier loads to finish before it reads its counter.

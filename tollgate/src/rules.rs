@@ -67,7 +67,6 @@ pub use self::client::{ForwardingHeader, TrustedProxies};
 pub(crate) use self::expression_errors::FailedExpressions;
 pub use self::expression_errors::{ExpressionField, FailedExpression};
 pub use self::facts::Facts;
-#[cfg(feature = "tower")]
 pub(crate) use self::facts::Finders;
 pub use self::host::HostGlob;
 pub use self::key_part::KeyPart;
@@ -83,7 +82,6 @@ pub use self::request::{Request, TokenStatus};
 pub use self::response::StatusSet;
 pub use self::routes::Routes;
 pub use self::rule::{Cost, Listing, Missing, Mode, Rule};
-#[cfg(feature = "tower")]
 pub(crate) use self::set::PerAddress;
 #[doc(hidden)]
 pub use self::set::UnknownPlan;

@@ -27,7 +27,8 @@ impl Outcome {
     ///
     /// It works in place because an outcome is large, and every request has one.
     #[inline]
-    pub(crate) fn check(&mut self, facts: &Facts<'_>) -> Option<RemoteCheck> {
+    #[doc(hidden)]
+    pub fn check(&mut self, facts: &Facts<'_>) -> Option<RemoteCheck> {
         // The response of a request that is served elsewhere is unknown.
         if self.state.rules.have_deferred() && !facts.is_served_elsewhere() {
             self.selected_by = SelectedBy::RulesUntilResponse;
@@ -111,7 +112,8 @@ impl Outcome {
     }
 
     /// Completes the check on a remote store.
-    pub(crate) fn complete(self, remote: RemoteCheck) -> Pin<Box<dyn Future<Output = Self> + Send>> {
+    #[doc(hidden)]
+    pub fn complete(self, remote: RemoteCheck) -> Pin<Box<dyn Future<Output = Self> + Send>> {
         #[cfg(feature = "redis")]
         return Box::pin(check_redis(self, remote));
         #[cfg(not(feature = "redis"))]
@@ -450,7 +452,7 @@ fn check_unless_known(
 
 /// A check that Redis has to decide. Without the feature `redis` no check is remote.
 #[cfg(feature = "redis")]
-pub(crate) struct RemoteCheck {
+pub struct RemoteCheck {
     pub(super) pending: Option<Box<PendingChecks>>,
     pub(super) limiter: RedisLimiter,
     pub(super) open: Open,
@@ -477,7 +479,7 @@ impl RemoteCheck {
 }
 
 #[cfg(not(feature = "redis"))]
-pub(crate) enum RemoteCheck {}
+pub enum RemoteCheck {}
 
 /// The places that a check may take units from.
 #[cfg(feature = "redis")]
@@ -616,7 +618,6 @@ async fn strike_on_redis(outcome: &Outcome, limiter: &RedisLimiter, denied: Deci
 /// An [`Outcome`] supports everything a caller may do with it, so it is large. The tower layer carries the result of
 /// each request to the service and back, and moves it more often than it reads it. [`Admitted`] therefore holds only
 /// the fields that the response headers need.
-#[cfg(feature = "tower")]
 pub(super) mod by_address {
     use std::net::IpAddr;
     use std::sync::Arc;
@@ -632,7 +633,7 @@ pub(super) mod by_address {
     use crate::units::Timestamp;
 
     /// A request that one in-memory limit allowed without delay.
-    pub(crate) struct Admitted {
+    pub struct Admitted {
         state: Arc<State>,
         hit: HashedHit,
         at: Timestamp,
@@ -642,7 +643,8 @@ pub(super) mod by_address {
     }
 
     /// The result of checking a request by its address alone.
-    pub(crate) enum ByAddress {
+    pub enum ByAddress {
+        /// The request was allowed at once.
         Admitted(Admitted),
         /// The request was denied, or has to be delayed.
         Decided(Box<Outcome>),
@@ -651,12 +653,13 @@ pub(super) mod by_address {
     }
 
     /// The rules by which a request is still to be checked.
-    pub(crate) struct Unchecked(Arc<State>);
+    pub struct Unchecked(Arc<State>);
 
     impl Gate {
         /// Checks a request by its address, if the rules need nothing else.
+        #[doc(hidden)]
         #[inline]
-        pub(crate) fn check_by_address(&self, peer: impl FnOnce() -> Option<IpAddr>) -> ByAddress {
+        pub fn check_by_address(&self, peer: impl FnOnce() -> Option<IpAddr>) -> ByAddress {
             let state = self.0.state.load_full();
             let (Some(rule), Some(limiter), None) = (state.rules.per_address(), state.store.in_memory(), &state.bans)
             else {
@@ -677,7 +680,7 @@ pub(super) mod by_address {
     impl Unchecked {
         /// Returns an outcome that is not checked yet. It is boxed because it is large.
         #[inline]
-        pub(crate) fn outcome(self) -> Box<Outcome> {
+        pub fn outcome(self) -> Box<Outcome> {
             Box::new(Outcome::unlimited(self.0))
         }
     }
@@ -719,14 +722,14 @@ pub(super) mod by_address {
 
         /// Writes the same headers as [`Outcome::write_headers`].
         #[inline]
-        pub(crate) fn write_headers(&self, headers: &mut HeaderMap) {
+        pub fn write_headers(&self, headers: &mut HeaderMap) {
             self.state.rules.policy(self.hit.limit).merge(&self.decision(), headers);
         }
 
         /// Builds the full outcome, for the rarely used operations.
         #[cold]
         #[inline(never)]
-        pub(crate) fn into_outcome(self) -> Box<Outcome> {
+        pub fn into_outcome(self) -> Box<Outcome> {
             let decision = self.decision();
             outcome_of(self.state, self.hit, decision)
         }

@@ -220,8 +220,8 @@ impl Outcome {
     }
 
     /// Returns `true` if the outcome still holds the request's permit.
-    #[cfg(feature = "tower")]
-    pub(crate) fn has_permit(&self) -> bool {
+    #[doc(hidden)]
+    pub fn has_permit(&self) -> bool {
         self.extras.as_ref().is_some_and(|extras| extras.permit.is_some())
     }
 

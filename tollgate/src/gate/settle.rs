@@ -7,7 +7,6 @@
 //! A change by name has no receipt of an earlier charge, so a refund gives back the newest charges of the key first.
 //! [`Outcome::refund`] and reservations know their charge.
 
-#[cfg(feature = "tower")]
 use std::task::{Context, Waker};
 
 use std::pin::Pin;
@@ -27,16 +26,15 @@ use crate::limiter::reservation::Settlement;
 use crate::rules::{KeyError, NamedKey, NamedRule, with_key};
 
 /// The actual cost of a request, as reported by its handler through the tower layer.
-pub(crate) struct ReportedCost<'t> {
-    pub(crate) units: u64,
+pub struct ReportedCost<'t> {
+    pub units: u64,
     /// Applies to this limit alone, or otherwise to all whose cost was an estimate.
-    pub(crate) limit: Option<&'t str>,
+    pub limit: Option<&'t str>,
 }
 
 /// Why a reported cost belongs to no limit. Later variants say more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[cfg(feature = "tower")]
-pub(crate) enum CostMistake {
+pub enum CostMistake {
     /// No rule has an estimate that the cost could replace.
     NoEstimate,
     /// No rule has the name.
@@ -52,8 +50,8 @@ type Settling = (usize, u64, bool, Option<Charging>);
 impl Outcome {
     /// Returns why a reported cost settles nothing, if that is a mistake of the handler. A client that is exempt, and a rule
     /// that is disabled, are no mistakes.
-    #[cfg(feature = "tower")]
-    pub(crate) fn mistake_in(&self, reported: &ReportedCost<'_>) -> Option<CostMistake> {
+    #[doc(hidden)]
+    pub fn mistake_in(&self, reported: &ReportedCost<'_>) -> Option<CostMistake> {
         let rules = &self.state.rules;
         let Some(name) = reported.limit else {
             return (!rules.have_estimates()).then_some(CostMistake::NoEstimate);
@@ -145,7 +143,8 @@ impl Outcome {
 
     /// Settles the request by its response and the cost that its handler reports. A status that does not count takes
     /// precedence, and so does the cost in a header.
-    pub(crate) async fn settle_response_with(
+    #[doc(hidden)]
+    pub async fn settle_response_with(
         &self,
         status: StatusCode,
         headers: &HeaderMap,
@@ -179,8 +178,8 @@ impl Outcome {
 
     /// Refunds a request that never reached its service. In memory, the refund is done when this returns. On Redis, a
     /// task does it, because the caller is being dropped and cannot wait.
-    #[cfg(feature = "tower")]
-    pub(crate) fn refund_detached(self) {
+    #[doc(hidden)]
+    pub fn refund_detached(self) {
         let mut refund = Box::pin(async move { self.refund().await });
         let is_pending = refund.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending();
         #[cfg(feature = "redis")]

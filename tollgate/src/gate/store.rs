@@ -110,7 +110,6 @@ impl Hits {
     }
 
     /// Adds a hit on the memory store.
-    #[cfg(feature = "tower")]
     pub(super) fn push(&mut self, one: HashedHit) {
         match self {
             Self::Memory(hits) => hits.push(one),

@@ -280,7 +280,7 @@ pub(super) fn challenge(realm: Option<&str>, error: TokenError) -> String {
 }
 
 /// The mistake and its fix, as a response and the log describe them.
-pub(crate) const UNKNOWN_ADDRESS: &str = "The service does not know the address of its clients, which a limit needs: \
+pub const UNKNOWN_ADDRESS: &str = "The service does not know the address of its clients, which a limit needs: \
     serve it with into_make_service_with_connect_info::<SocketAddr>(), or set RateLimitLayer::peer_address.";
 
 /// The wait after a store failure if the decision has none. A store is usually reachable again, and known to be, after

@@ -46,9 +46,9 @@ pub struct Facts<'a> {
 
 /// Functions that find facts in a request's extensions. They are called only if a rule needs them.
 #[derive(Clone, Copy)]
-pub(crate) struct Finders<'a> {
-    pub(crate) peer: &'a (dyn Fn(&Extensions) -> Option<IpAddr> + Send + Sync),
-    pub(crate) route: fn(&Extensions) -> Option<&str>,
+pub struct Finders<'a> {
+    pub peer: &'a (dyn Fn(&Extensions) -> Option<IpAddr> + Send + Sync),
+    pub route: fn(&Extensions) -> Option<&str>,
 }
 
 impl std::fmt::Debug for Finders<'_> {
@@ -75,7 +75,9 @@ impl<'a> Facts<'a> {
     }
 
     /// Creates the facts of a request whose path and query are already split.
-    pub(crate) fn of_parts(method: &'a str, path: &'a str, query: Option<&'a str>) -> Self {
+    #[doc(hidden)]
+    #[inline]
+    pub fn of_parts(method: &'a str, path: &'a str, query: Option<&'a str>) -> Self {
         Self {
             method,
             path,
@@ -105,8 +107,9 @@ impl<'a> Facts<'a> {
     }
 
     /// Sets the host by the authority of the request's target, and the scheme that defines its default port.
-    #[cfg_attr(not(feature = "tower"), expect(dead_code, reason = "only layers see whole targets"))]
-    pub(crate) fn authority(mut self, authority: &'a str, scheme: Option<&str>) -> Self {
+    #[doc(hidden)]
+    #[inline]
+    pub fn authority(mut self, authority: &'a str, scheme: Option<&str>) -> Self {
         self.default_port = match scheme {
             Some("http") => Some(80),
             Some("https") => Some(443),
@@ -116,8 +119,9 @@ impl<'a> Facts<'a> {
     }
 
     /// Refuses the request if a rule needs the client's address and it is unknown.
-    #[cfg_attr(not(feature = "tower"), expect(dead_code, reason = "only layers may lack the address of a client"))]
-    pub(crate) fn requiring_address(mut self) -> Self {
+    #[doc(hidden)]
+    #[inline]
+    pub fn requiring_address(mut self) -> Self {
         self.requires_address = true;
         self
     }
@@ -185,8 +189,9 @@ impl<'a> Facts<'a> {
     }
 
     /// Sets the functions that find the peer and the route in the extensions.
-    #[cfg_attr(not(feature = "tower"), expect(dead_code, reason = "only requests of servers have extensions"))]
-    pub(crate) fn finders(mut self, finders: Finders<'a>) -> Self {
+    #[doc(hidden)]
+    #[inline]
+    pub fn finders(mut self, finders: Finders<'a>) -> Self {
         self.finders = Some(finders);
         self
     }

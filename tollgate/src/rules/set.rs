@@ -531,7 +531,8 @@ impl RuleSet {
     }
 
     /// Returns the rule of a limit.
-    pub(crate) fn owner(&self, limit: LimitId) -> u32 {
+    #[doc(hidden)]
+    pub fn owner(&self, limit: LimitId) -> u32 {
         self.0.owners[limit.index()]
     }
 
@@ -546,13 +547,11 @@ impl RuleSet {
     }
 
     /// Returns `true` if the cost of any rule is an estimate.
-    #[cfg(feature = "tower")]
     pub(crate) fn have_estimates(&self) -> bool {
         self.0.rules.iter().any(|compiled| compiled.rule.cost.is_estimate())
     }
 
     /// Returns the rule of the rate limit with this name.
-    #[cfg(feature = "tower")]
     pub(crate) fn rate_limit_named(&self, name: &str) -> Option<u32> {
         (0..)
             .zip(&self.0.rules)
@@ -560,7 +559,6 @@ impl RuleSet {
     }
 
     /// Returns `true` if a rule may leave out requests that it matches.
-    #[cfg(feature = "tower")]
     pub(crate) fn may_leave_out(&self, rule: u32) -> bool {
         let rule = self.rule(rule);
         !rule.exempt.is_empty() || rule.missing == Missing::Skip || rule.mode == Mode::Disabled
@@ -633,7 +631,8 @@ impl RuleSet {
     }
 
     /// Returns the name of a rule's limit.
-    pub(crate) fn name(&self, rule: u32) -> &str {
+    #[doc(hidden)]
+    pub fn name(&self, rule: u32) -> &str {
         self.rule(rule).name()
     }
 

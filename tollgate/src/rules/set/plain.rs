@@ -72,7 +72,6 @@ impl PlainRule {
 /// The only rule of a set, if it counts every request by the peer address, at a constant cost, and is not settled by
 /// responses.
 #[derive(Clone, Copy, Debug)]
-#[cfg_attr(not(feature = "tower"), expect(dead_code, reason = "only layers use it"))]
 pub(crate) struct PerAddress {
     pub(crate) limit: LimitId,
     pub(crate) group: IpGroup,
@@ -111,7 +110,6 @@ impl PerAddress {
 
 impl RuleSet {
     /// Returns the rule, if the address of a request is all that the rules need.
-    #[cfg_attr(not(feature = "tower"), expect(dead_code, reason = "only layers use it"))]
     #[inline]
     pub(crate) fn per_address(&self) -> Option<PerAddress> {
         self.0.per_address

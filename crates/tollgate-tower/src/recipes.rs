@@ -8,13 +8,13 @@
 //!
 //! # Send your own 429 response
 //!
-//! [`refuse_with`](crate::tower::RateLimitLayer::refuse_with) gets the standard response with its status, `Retry-After`
+//! [`refuse_with`](crate::RateLimitLayer::refuse_with) gets the standard response with its status, `Retry-After`
 //! and rate-limit headers. Change it, or return another one:
 //!
 //! ```
 //! use axum::{Router, routing::get};
 //! use http::{HeaderValue, Response, header::CONTENT_TYPE};
-//! use tollgate::tower::RateLimitLayer;
+//! use tollgate_tower::RateLimitLayer;
 //! use tollgate::{Limit, Rate, TokenBucket};
 //!
 //! let limit = Limit::new("per-client", TokenBucket::new(100, Rate::per_second(10)))?;
@@ -29,12 +29,12 @@
 //!
 //! # Read the remaining quota in a handler
 //!
-//! [`share_decision`](crate::tower::RateLimitLayer::share_decision) adds the decision to the request, and
-//! [`LimitDecision`](crate::tower::LimitDecision) extracts it:
+//! [`share_decision`](crate::RateLimitLayer::share_decision) adds the decision to the request, and
+//! [`LimitDecision`](crate::LimitDecision) extracts it:
 //!
 //! ```
 //! use axum::{Router, routing::get};
-//! use tollgate::tower::{LimitDecision, RateLimitLayer};
+//! use tollgate_tower::{LimitDecision, RateLimitLayer};
 //! use tollgate::{Limit, Rate, TokenBucket};
 //!
 //! async fn quota(decision: LimitDecision) -> String {
@@ -49,7 +49,7 @@
 //!
 //! # Give each plan its own quota
 //!
-//! With a [`Limiter`](crate::Limiter), a plan is a [variant](crate::LimitSet::variant) of a limit. A user who changes
+//! With a [`Limiter`](tollgate::Limiter), a plan is a [variant](tollgate::LimitSet::variant) of a limit. A user who changes
 //! plans keeps the units already spent:
 //!
 //! ```
@@ -65,7 +65,7 @@
 //! # Ok::<(), tollgate::InvalidLimit>(())
 //! ```
 //!
-//! With a [`Gate`](crate::Gate), a rule finds the plan in the request. Take it from a verified source, such as a token
+//! With a [`Gate`](tollgate::Gate), a rule finds the plan in the request. Take it from a verified source, such as a token
 //! or an extension that your authentication layer sets: clients must not choose their plan.
 //!
 //! ```
@@ -89,7 +89,7 @@
 //!
 //! # Control the clock
 //!
-//! A [`ManualClock`](crate::ManualClock) moves only when you move it. Limiters and gates accept it:
+//! A [`ManualClock`](tollgate::ManualClock) moves only when you move it. Limiters and gates accept it:
 //!
 //! ```
 //! use tollgate::rules::{Rule, RuleSet};
@@ -124,4 +124,4 @@
 //! # Ok::<(), tollgate::InvalidLimit>(())
 //! ```
 //!
-//! Code that is generic over [`RateLimiter`](crate::RateLimiter) runs on Redis in production and in memory in tests.
+//! Code that is generic over [`RateLimiter`](tollgate::RateLimiter) runs on Redis in production and in memory in tests.

@@ -11,8 +11,8 @@ use futures_util::future::poll_immediate;
 use http::{Request, Response};
 use http_body_util::Full;
 use tollgate::rules::{KeyPart, Rule};
-use tollgate::tower::{RateLimit, RateLimitLayer};
 use tollgate::{LeakyBucket, Limit, Rate};
+use tollgate_tower::{RateLimit, RateLimitLayer};
 use tower::layer::layer_fn;
 use tower::{Layer, Service, ServiceExt};
 
@@ -51,7 +51,7 @@ impl Service<Request<()>> for Strict {
 
 async fn send<S>(service: &mut RateLimit<S>) -> u16
 where
-    RateLimit<S>: Service<Request<()>, Response = Response<tollgate::tower::ResponseBody<Full<Bytes>>>>,
+    RateLimit<S>: Service<Request<()>, Response = Response<tollgate_tower::ResponseBody<Full<Bytes>>>>,
     <RateLimit<S> as Service<Request<()>>>::Error: std::fmt::Debug,
 {
     service.ready().await.unwrap().call(Request::new(())).await.unwrap().status().as_u16()

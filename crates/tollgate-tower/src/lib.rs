@@ -3,7 +3,7 @@
 //! A limit per client takes two lines (`docs/middleware.md` in the repository has complete servers):
 //!
 //! ```
-//! use tollgate::tower::RateLimitLayer;
+//! use tollgate_tower::RateLimitLayer;
 //! use tollgate::{Limit, Rate, TokenBucket};
 //!
 //! # fn example() -> Result<(), tollgate::InvalidLimit> {
@@ -15,7 +15,7 @@
 //! # }
 //! ```
 //!
-//! A denied request never reaches the inner service. The response is built by [`crate::http`]. gRPC clients get the
+//! A denied request never reaches the inner service. The response is built by [`tollgate::http`]. gRPC clients get the
 //! status `RESOURCE_EXHAUSTED` with retry information.
 //!
 //! The layer can do more than deny:
@@ -30,6 +30,20 @@
 //! A limit on requests in flight counts a request until the body of its response ends. With the feature `axum`, a
 //! WebSocket, or any other connection that a handler takes over from hyper, counts until the handler drops the
 //! connection.
+//!
+//! # Why it is separate
+//!
+//! The layer is the only part of Tollgate that knows tower. It decides nothing by itself: it collects the facts of a
+//! request, asks a [`Gate`](tollgate::Gate), and passes the request on or answers it. There is deliberately no server in
+//! it, no store, and neither TLS nor a gRPC library: responses to gRPC clients need only headers.
+#![cfg_attr(feature = "axum", doc = "")]
+#![cfg_attr(
+    feature = "axum",
+    doc = "[`recipes`] has examples: your own 429, the remaining quota in a handler, plans, a fake clock, tests."
+)]
+// Shows on each item the feature that it needs. Only docs.rs sets `docsrs`, with a nightly compiler.
+#![cfg_attr(docsrs, feature(doc_cfg))]
+#![forbid(unsafe_code)]
 
 mod cost;
 #[cfg(feature = "axum")]
@@ -37,6 +51,8 @@ mod for_axum;
 mod future;
 mod layer;
 mod limits;
+#[cfg(all(feature = "axum", any(doc, doctest)))]
+pub mod recipes;
 mod service;
 #[cfg(feature = "axum")]
 mod tunnel;
@@ -48,3 +64,8 @@ pub use self::future::{ResponseBody, ResponseFuture};
 pub use self::layer::RateLimitLayer;
 pub use self::limits::{LimitDecision, PeerAddress};
 pub use self::service::RateLimit;
+pub use tollgate;
+
+#[cfg(all(doctest, feature = "axum"))]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -6,8 +6,8 @@ use axum::http::{HeaderName, StatusCode};
 use axum::response::IntoResponse;
 use axum::routing::get;
 use tollgate::rules::{Cost, Rule, StatusSet};
-use tollgate::tower::ActualCost;
 use tollgate::{Check, Gate, Limit, MINUTE, SlidingWindowLog};
+use tollgate_tower::ActualCost;
 
 use super::gate;
 use super::server::{Server, layer};

@@ -5,7 +5,7 @@ use axum::routing::get;
 use http::Method;
 use tollgate::Gate;
 use tollgate::rules::{KeyPart, Match};
-use tollgate::tower::RateLimitLayer;
+use tollgate_tower::RateLimitLayer;
 
 use super::server::{Server, http1, http2};
 use super::{gate, per_minute};

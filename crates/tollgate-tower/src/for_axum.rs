@@ -14,6 +14,7 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{Request, Response, StatusCode};
 use pin_project_lite::pin_project;
+use tollgate::{Gate, InFlightPermit};
 use tower_layer::Layer;
 use tower_service::Service;
 
@@ -21,7 +22,6 @@ use super::future::{Outgoing, ResponseBody, Stage};
 use super::layer::RateLimitLayer;
 use super::limits::LimitDecision;
 use super::service::RateLimit;
-use crate::gate::{Gate, InFlightPermit};
 
 /// A [`RateLimitLayer`] for axum routers; see [`RateLimitLayer::for_axum`].
 #[derive(Clone, Debug)]
@@ -123,7 +123,7 @@ impl RateLimitLayer {
     ///
     /// ```
     /// use axum::{Router, routing::get};
-    /// use tollgate::tower::RateLimitLayer;
+    /// use tollgate_tower::RateLimitLayer;
     /// use tollgate::{Limit, Rate, TokenBucket};
     ///
     /// let per_client = Limit::new("per-client", TokenBucket::new(100, Rate::per_second(10)))?;

@@ -6,8 +6,8 @@ use axum::Router;
 use axum::routing::get;
 use http::{Method, Request};
 use tollgate::rules::{KeyPart, Listing, Match, Missing, Mode, Networks, Rule, RuleSet, TrustedProxies};
-use tollgate::tower::RateLimitLayer;
 use tollgate::{FixedWindow, Gate, Limit, MINUTE};
+use tollgate_tower::RateLimitLayer;
 use tower::{Layer, ServiceExt, service_fn};
 
 use super::server::{Server, TestResponse, http1, http1_from, http2};
@@ -108,7 +108,6 @@ async fn requests_of_unknown_address_share_one_count_if_the_layer_allows_them() 
     }
 }
 
-#[cfg(feature = "file")]
 #[tokio::test]
 async fn an_expression_that_reads_an_unknown_address_is_refused() {
     for (when, expected) in [("request.ip == '192.0.2.1'", 500), ("request.method == 'GET'", 200)] {

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode};
 use tollgate::http::Refusal;
 use tollgate::rules::{KeyPart, Match};
-use tollgate::tower::LimitDecision;
+use tollgate_tower::LimitDecision;
 
 use super::server::{Server, layer};
 use super::{gate, per_minute};

@@ -16,7 +16,7 @@ use hyper_util::rt::TokioExecutor;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tollgate::Gate;
-use tollgate::tower::RateLimitLayer;
+use tollgate_tower::RateLimitLayer;
 
 /// A server that responds `hello` to every request, and counts its calls.
 pub(crate) struct Server {

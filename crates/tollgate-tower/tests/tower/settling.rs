@@ -11,8 +11,8 @@ use futures_util::future::poll_immediate;
 use http::{Request, Response};
 use http_body_util::Full;
 use tollgate::rules::{Cost, Match, Missing, Mode, Rule, StatusSet};
-use tollgate::tower::{ActualCost, RateLimitLayer};
 use tollgate::{Check, Gate, Limit, MINUTE, SlidingWindowLog};
+use tollgate_tower::{ActualCost, RateLimitLayer};
 use tower::{Layer, Service, ServiceExt, service_fn};
 
 use super::server::{Server, layer};

@@ -16,10 +16,12 @@ use tower_service::Service;
 
 use super::cost::{ActualCost, Polling};
 use super::limits::{Limits, report_unknown_address};
+use tollgate::http::{Refusal, is_grpc};
 #[cfg(feature = "axum")]
+use tollgate::internal::layer::Admitted;
+use tollgate::{InFlightPermit, Outcome};
+
 pub(super) use super::tunnel::Tunnel;
-use crate::gate::{Admitted, InFlightPermit, Outcome};
-use crate::http::{Refusal, is_grpc};
 
 type ServiceResult<B, E> = Result<Response<B>, E>;
 

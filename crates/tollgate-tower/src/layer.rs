@@ -5,14 +5,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{Extensions, Response};
+use tollgate::rules::{Facts, KeyPart, Request, Rule, RuleSet};
+use tollgate::{Gate, InvalidLimit, Limit, Outcome};
 use tower_layer::Layer;
 
 use super::limits::{Limits, UnknownAddress};
 use super::service::RateLimit;
-use crate::error::InvalidLimit;
-use crate::gate::{Gate, Outcome};
-use crate::limit::Limit;
-use crate::rules::{Facts, KeyPart, Request, Rule, RuleSet};
 
 /// Adds rate limits to a service.
 ///
@@ -54,7 +52,7 @@ impl RateLimitLayer {
     /// `None` share one key.
     ///
     /// ```
-    /// use tollgate::tower::RateLimitLayer;
+    /// use tollgate_tower::RateLimitLayer;
     /// use tollgate::{Limit, SlidingWindowLog, MINUTE};
     ///
     /// #[derive(Clone)]
@@ -94,7 +92,7 @@ impl RateLimitLayer {
     /// that forgets to pass addresses to the layer would let one client use up the quota of all others.
     ///
     /// ```
-    /// use tollgate::tower::RateLimitLayer;
+    /// use tollgate_tower::RateLimitLayer;
     /// use tollgate::{Limit, Rate, TokenBucket};
     ///
     /// let per_client = Limit::new("per-client", TokenBucket::new(100, Rate::per_second(10)))?;
@@ -123,7 +121,7 @@ impl RateLimitLayer {
     /// use std::sync::Arc;
     /// use std::sync::atomic::{AtomicU64, Ordering};
     ///
-    /// use tollgate::tower::RateLimitLayer;
+    /// use tollgate_tower::RateLimitLayer;
     /// use tollgate::{Limit, Rate, TokenBucket};
     ///
     /// let refused = Arc::new(AtomicU64::new(0));
@@ -152,7 +150,7 @@ impl RateLimitLayer {
     /// ```
     /// use http::header::CONTENT_TYPE;
     /// use http::{HeaderValue, Response};
-    /// use tollgate::tower::RateLimitLayer;
+    /// use tollgate_tower::RateLimitLayer;
     /// use tollgate::{Limit, Rate, TokenBucket};
     ///
     /// let per_client = Limit::new("per-client", TokenBucket::new(100, Rate::per_second(10)))?;

@@ -13,7 +13,7 @@ use http_body::{Body as _, Frame};
 use http_body_util::{BodyExt, Empty, Full, StreamBody};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tollgate::tower::RateLimitLayer;
+use tollgate_tower::RateLimitLayer;
 use tower::{Layer, Service, ServiceExt, service_fn};
 
 use super::server::{Server, http1, http2, layer};
@@ -48,7 +48,7 @@ async fn streams_and_trailers_pass_through() {
 }
 
 /// Returns the body of a response of the service, and of a refusal.
-async fn bodies<B>(body: fn() -> B) -> [tollgate::tower::ResponseBody<B>; 2]
+async fn bodies<B>(body: fn() -> B) -> [tollgate_tower::ResponseBody<B>; 2]
 where
     B: http_body::Body<Data = Bytes, Error = Infallible> + Send + 'static,
 {

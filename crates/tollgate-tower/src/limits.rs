@@ -6,11 +6,9 @@ use std::sync::{Arc, Once};
 
 use bytes::Bytes;
 use http::{Extensions, Request, Response, Uri};
-
-use crate::decision::Decision;
-use crate::gate::{Gate, Outcome};
-use crate::http::UNKNOWN_ADDRESS;
-use crate::rules::{Facts, Finders, RuleSet};
+use tollgate::internal::layer::{Finders, UNKNOWN_ADDRESS};
+use tollgate::rules::{Facts, RuleSet};
+use tollgate::{Decision, Gate, Outcome};
 
 /// Finds the peer address in the extensions of a request.
 type FindPeer = Arc<dyn Fn(&Extensions) -> Option<IpAddr> + Send + Sync>;
@@ -145,7 +143,7 @@ fn route(_: &Extensions) -> Option<&str> {
 /// for it.
 ///
 /// ```
-/// use tollgate::tower::PeerAddress;
+/// use tollgate_tower::PeerAddress;
 ///
 /// let mut request = http::Request::new(());
 /// request.extensions_mut().insert(PeerAddress("192.0.2.7:50312".parse()?));
@@ -166,7 +164,7 @@ pub struct PeerAddress(pub SocketAddr);
 /// # fn example() -> Result<axum::Router, tollgate::InvalidLimit> {
 /// use axum::Router;
 /// use axum::routing::get;
-/// use tollgate::tower::{LimitDecision, RateLimitLayer};
+/// use tollgate_tower::{LimitDecision, RateLimitLayer};
 /// use tollgate::{Limit, Rate, TokenBucket};
 ///
 /// async fn left(decision: LimitDecision) -> String {

@@ -6,8 +6,8 @@ use axum::middleware::{Next, from_fn};
 use axum::routing::get;
 use http::Method;
 use tollgate::rules::{KeyPart, RuleSet, TrustedProxies};
-use tollgate::tower::{PeerAddress, RateLimitLayer};
 use tollgate::{FixedWindow, Limit, MINUTE};
+use tollgate_tower::{PeerAddress, RateLimitLayer};
 use tower::{Layer, ServiceExt, service_fn};
 
 use super::server::{Server, http1_from};

@@ -6,18 +6,17 @@ use std::sync::Once;
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Response, StatusCode};
-
-use crate::gate::{CostMistake, ReportedCost};
+use tollgate::internal::layer::{CostMistake, ReportedCost};
 
 /// The actual cost of a request, for a handler that knows it only afterwards. Inserted into the response's extensions,
 /// it settles every limit whose cost was an estimate, or one limit by name, in every layer around the handler.
 ///
-/// Give the limit an estimate with [`Rule::cost`](crate::rules::Rule::cost): it is taken when the request arrives, and the
+/// Give the limit an estimate with [`Rule::cost`](tollgate::rules::Rule::cost): it is taken when the request arrives, and the
 /// actual cost replaces it. An actual cost that belongs to no limit of any layer is a mistake. In debug builds, the
 /// outermost layer answers with 500 and says what is wrong; in release builds, it writes one line to stderr.
 ///
 /// ```
-/// use tollgate::tower::ActualCost;
+/// use tollgate_tower::ActualCost;
 ///
 /// let mut response = http::Response::new("…");
 /// response.extensions_mut().insert(ActualCost::new(300));

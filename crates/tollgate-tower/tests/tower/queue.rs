@@ -9,8 +9,8 @@ use http::{Request, Response};
 use http_body_util::Full;
 use tokio::time::Instant;
 use tollgate::rules::Rule;
-use tollgate::tower::RateLimitLayer;
 use tollgate::{Gate, LeakyBucket, Limit, Rate};
+use tollgate_tower::RateLimitLayer;
 use tower::{Layer, Service, ServiceExt, service_fn};
 
 use super::gate;
