@@ -70,7 +70,7 @@ test-restarts:
 FLOODS ?= 96,1024,4096
 
 test-floods:
-	FLOODS=$(FLOODS) cargo test -p tollgate --all-features --test floods -- --nocapture
+	FLOODS=$(FLOODS) cargo test -p tollgate-config --all-features --test floods -- --nocapture
 
 # The tests of the Redis store once more, on Valkey: single, Sentinel and Cluster. Skipped where none is installed, except
 # with CI=true. TLS alone is tested on Redis, because the packaged Valkey is built without it.

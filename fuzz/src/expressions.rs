@@ -2,7 +2,7 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tollgate::rules::Facts;
-use tollgate::rules::file::RuleFile;
+use tollgate_config::RuleFile;
 use tollgate::{Gate, RuleState};
 
 use crate::gates;

@@ -3,7 +3,7 @@
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
-use tollgate::rules::file::RuleFile;
+use tollgate_config::RuleFile;
 use tollgate::rules::{Facts, RuleSet};
 use tollgate::{Explanation, Gate, Limiter, ManualClock, RuleState, Timestamp};
 

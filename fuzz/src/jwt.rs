@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use sha2::Sha256;
 use tollgate::Gate;
 use tollgate::rules::Facts;
-use tollgate::rules::file::RuleFile;
+use tollgate_config::RuleFile;
 
 use crate::gates;
 

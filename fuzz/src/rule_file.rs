@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderValue, StatusCode};
 use tollgate::rules::Facts;
-use tollgate::rules::file::{Parsed, RuleFile};
+use tollgate_config::{Parsed, RuleFile};
 use tollgate::{Gate, RuleState};
 
 use crate::gates;

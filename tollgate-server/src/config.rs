@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use tollgate::internal::read_up_to;
 use tollgate::rules::RuleSet;
-use tollgate::rules::file::internal::{Address, Listener, RouteRule, ServiceRule, StoreRule, TlsRule, UpstreamTlsRule};
-use tollgate::rules::file::{LoadError, Parsed, Problems, RuleFile};
+use tollgate_config::internal::{Address, Listener, RouteRule, ServiceRule, StoreRule, TlsRule, UpstreamTlsRule};
+use tollgate_config::{LoadError, Parsed, Problems, RuleFile};
 
 use crate::gateway::Gateway;
 use crate::gateway::tls::Tls;

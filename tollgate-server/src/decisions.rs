@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tollgate::http::{Refusal, TokenError};
 use tollgate::rules::Missing;
 use tollgate::rules::TokenStatus;
-use tollgate::rules::file::internal::{FailurePolicy, LimitRule, ListRule};
 use tollgate::{Outcome, Source};
+use tollgate_config::internal::{FailurePolicy, LimitRule, ListRule};
 
 use crate::counter::Counter;
 use crate::unknown::Unknowns;

@@ -8,10 +8,10 @@ use std::net::IpAddr;
 
 use axum::http::{HeaderMap, HeaderName, Method, Uri, header as header_names};
 use tollgate::internal::{CleanPath, HeaderFacts, Unreadable, check_host, check_method};
-use tollgate::rules::file::internal::{HeaderFrom, HeaderSource, HeaderValueRule, KeyPart, RouteRule};
-use tollgate::rules::file::{Parsed, Problems};
 use tollgate::rules::{Facts, PathReading};
 use tollgate::{Explanation, Gate};
+use tollgate_config::internal::{HeaderFrom, HeaderSource, HeaderValueRule, KeyPart, RouteRule};
+use tollgate_config::{Parsed, Problems};
 
 pub(crate) use self::json::Json;
 pub(crate) use self::overall::{Overall, counts_after, policy};

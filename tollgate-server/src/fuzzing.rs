@@ -12,9 +12,9 @@ use hyper_util::service::TowerToHyperService;
 use prost::Message as _;
 use tokio::runtime::{Builder, Runtime};
 use tollgate::rules::RuleSet;
-use tollgate::rules::file::RuleFile;
-use tollgate::rules::file::internal::DomainConfig;
 use tollgate::{Gate, Limiter, ManualClock, Timestamp};
+use tollgate_config::RuleFile;
+use tollgate_config::internal::DomainConfig;
 
 pub use crate::gateway::http1_fuzzing::{
     Http1Body, Http1End, Http1Framing, Http1Request, Http1Response, read_request_chunks, read_requests, read_response,

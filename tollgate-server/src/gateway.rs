@@ -47,8 +47,8 @@ use arc_swap::ArcSwap;
 use http::HeaderMap;
 use tokio::sync::watch as signal;
 use tollgate::Gate;
-use tollgate::rules::file::internal::{Address, GatewayRule};
-use tollgate::rules::file::{Parsed, Problems};
+use tollgate_config::internal::{Address, GatewayRule};
+use tollgate_config::{Parsed, Problems};
 
 use self::buffer_budget::BufferBudget;
 use self::deadline::Ticks;

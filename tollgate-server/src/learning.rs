@@ -22,7 +22,7 @@ use tokio::time::sleep;
 use tollgate::Gate;
 use tollgate::internal::demand::{Evaluation, Learning, LearningLimit, Phase, TICK};
 use tollgate::redis::{RedisLimiter, StoreError};
-use tollgate::rules::file::Parsed;
+use tollgate_config::Parsed;
 
 use self::file::Stored;
 use crate::metrics::page::Page;

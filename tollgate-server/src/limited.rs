@@ -150,14 +150,14 @@ impl Limited {
 mod tests {
     use testkit::redis::RedisServer;
     use tollgate::internal::limited::LimitedKind;
-    use tollgate::rules::file::RuleFile;
+    use tollgate_config::RuleFile;
 
     use super::*;
 
     async fn node(store: &str) -> Arc<Limited> {
         let text =
             format!("store: {store}\nlimits: [{{ name: per-user, key: header:x-user-id, window: 1h, limit: 2 }}]\n");
-        let gate = Gate::open(&RuleFile::parse("tollgate.yaml", text).unwrap()).await.unwrap();
+        let gate = tollgate_config::open_gate(&RuleFile::parse("tollgate.yaml", text).unwrap()).await.unwrap();
         let limited = Arc::new(Limited::new(gate));
         limited.count(Some(KeyTexts::Kept));
         limited

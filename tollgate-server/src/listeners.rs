@@ -18,8 +18,8 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tollgate::internal::limited::KeyTexts;
-use tollgate::rules::file::Parsed;
-use tollgate::rules::file::internal::Listener;
+use tollgate_config::Parsed;
+use tollgate_config::internal::Listener;
 
 use self::running::{Running, Starting, Stopping};
 use self::wanted::{Wanted, unprotected_listener, wanted};

@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 
-use tollgate::rules::file::internal::Address;
+use tollgate_config::internal::Address;
 
 use crate::service::Stop;
 

@@ -17,7 +17,7 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, text};
 use prometheus_client::registry::Registry;
 use tollgate::http::TokenError;
-use tollgate::rules::file::internal::LimitRule;
+use tollgate_config::internal::LimitRule;
 
 pub(crate) use self::format::Format;
 use self::page::Page;

@@ -23,8 +23,8 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tollgate::Gate;
 use tollgate::redis::{PublishError, PublishedRules, Repairs};
-use tollgate::rules::file::internal::SettingError;
-use tollgate::rules::file::{Parsed, Problems, RuleFile};
+use tollgate_config::internal::SettingError;
+use tollgate_config::{Parsed, Problems, RuleFile};
 
 use self::api::{
     ChangeKind, ChangeRefused, ChangeRequest, CurrentRules, Reach, RuleChange, RulesChanged, parse, publishable,
@@ -415,7 +415,7 @@ impl Reload {
 
     /// Changes to the store of another file.
     async fn open_store(&self, file: &Parsed) -> Result<(), String> {
-        let other = Gate::open(file).await.map_err(|error| error.to_string())?;
+        let other = tollgate_config::open_gate(file).await.map_err(|error| error.to_string())?;
         let before = self.gate.redis();
         self.gate.adopt(&other);
         self.throttles.follow_store();

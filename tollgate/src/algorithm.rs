@@ -46,7 +46,7 @@ pub use strikes::Ban;
 pub use token_bucket::TokenBucket;
 
 /// The largest quota: 2^32.
-pub(crate) const MAX_QUOTA: u64 = 1 << 32;
+pub const MAX_QUOTA: u64 = 1 << 32;
 /// The most units that a key counts, on every store: 2^39. A debt ends there.
 pub(crate) const MAX_COUNTED: u64 = 1 << 39;
 
@@ -183,7 +183,7 @@ pub(crate) trait LimitAlgorithm {
 
 /// The algorithms with checked and precomputed numbers.
 #[derive(Clone, Debug)]
-pub(crate) enum Compiled {
+pub enum Compiled {
     /// Token bucket with smooth refill, and both leaky buckets, which are the same arithmetic.
     Meter(meter::Meter<u64>),
     /// The same for rates whose fraction is of large numbers, such as 999,983 in a second.

@@ -13,7 +13,8 @@ pub struct InvalidLimit {
 }
 
 impl InvalidLimit {
-    pub(crate) fn new(field: &'static str, problem: String, fix: impl Into<Cow<'static, str>>) -> Self {
+    #[doc(hidden)]
+    pub fn new(field: &'static str, problem: String, fix: impl Into<Cow<'static, str>>) -> Self {
         Self { limit: None, field, problem, fix: fix.into() }
     }
 

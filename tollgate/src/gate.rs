@@ -12,14 +12,12 @@ mod explain;
 mod in_flight;
 mod joint_check;
 mod key_bans;
-#[cfg(feature = "file")]
-mod open;
 mod outcome;
 #[cfg(feature = "file")]
 pub(crate) mod report;
 #[cfg(feature = "file")]
 mod reservation;
-mod settle;
+pub(crate) mod settle;
 mod store;
 
 use std::io::{self, Read, Write};
@@ -29,16 +27,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::{ArcSwap, Cache};
 
-pub(crate) use self::check::RemoteCheck;
-pub(crate) use self::check::by_address::{Admitted, ByAddress};
 pub use self::explain::{Explanation, RuleExplained, RuleState};
 use self::in_flight::InFlight;
 pub use self::in_flight::InFlightPermit;
 pub use self::joint_check::{Checks, JointCheck};
 pub use self::key_bans::KeyBan;
 use self::key_bans::KeyBans;
-#[cfg(feature = "file")]
-pub use self::open::OpenError;
 pub use self::outcome::Outcome;
 #[cfg(feature = "file")]
 use self::report::KeySource;
@@ -46,7 +40,6 @@ use self::report::KeySource;
 use self::reservation::Reservations;
 #[cfg(feature = "file")]
 pub use self::reservation::{MAX_RESERVATION, ReservationError, Reserved};
-pub(crate) use self::settle::{CostMistake, ReportedCost};
 use self::store::Store;
 pub use self::store::StoreUnavailable;
 use crate::error::InvalidLimit;

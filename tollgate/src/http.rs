@@ -35,7 +35,7 @@ mod fields;
 mod grpc;
 pub(crate) mod headers;
 mod policy;
-mod refusal;
+pub(crate) mod refusal;
 pub(crate) mod response;
 
 use std::time::Duration;
@@ -53,7 +53,6 @@ pub use self::policy::Policy;
 pub(crate) use self::policy::percent_encoded;
 #[cfg(feature = "rules")]
 pub(crate) use self::refusal::Challenge;
-pub(crate) use self::refusal::UNKNOWN_ADDRESS;
 pub use self::refusal::{Refusal, RefusalBuilder, TokenError, UnreadableRequest};
 
 /// Returns whole seconds, rounded up, so that a client that waits this long has waited long enough.

@@ -18,17 +18,53 @@ pub mod limited {
         KeyTexts, LimitedKey, LimitedKeys, LimitedKind, TakenKey, TakenKeys, TakenLimit, key_hash,
     };
 }
+pub use crate::algorithm::MAX_QUOTA;
 #[cfg(feature = "rules")]
 pub use crate::gate::CachedGate;
 /// Checks of the tower layer, which keeps less of a decision than an outcome.
 #[cfg(feature = "rules")]
 pub mod layer {
-    pub use crate::gate::{Admitted, ByAddress, CostMistake, RemoteCheck, ReportedCost};
-    pub use crate::http::UNKNOWN_ADDRESS;
-    pub use crate::rules::Finders;
+    pub use crate::gate::check::RemoteCheck;
+    pub use crate::gate::check::by_address::{Admitted, ByAddress, Unchecked};
+    pub use crate::gate::settle::{CostMistake, ReportedCost};
+    pub use crate::http::refusal::UNKNOWN_ADDRESS;
+    pub use crate::rules::facts::Finders;
 }
 #[cfg(feature = "file")]
 pub use crate::gate::report::{CountedAs, CountedHit};
+/// What the rule file needs beyond the rules that users write in code.
+#[cfg(feature = "file")]
+pub mod config {
+    pub use crate::http::refusal::Challenge;
+    #[cfg(feature = "redis")]
+    pub use crate::redis::check_pem_file;
+    pub use crate::rules::envoy::{Child, Counting, DescriptorNode, joined};
+    pub use crate::rules::expression_errors::ErrorCount;
+    pub use crate::rules::matching::header_pattern;
+    pub use crate::rules::named_key::{InvalidPart, counted};
+    pub use crate::rules::pattern::{FILE_TOO_LARGE, MAX_PATTERN_BYTES, PatternBudget, PatternError};
+    pub use crate::rules::request::{Token, Tokens};
+    pub use crate::rules::response::CountWhen;
+    pub use crate::rules::rule::{TokenUse, check_in_flight};
+    pub use crate::rules::set::MAX_KEY_PARTS;
+    pub use crate::rules::shadowing::{Shadowed, can_begin_with, shadowed};
+
+    /// Expressions.
+    pub mod cel {
+        pub use crate::rules::cel::{Expression, ExpressionError, Input, TextPosition, UnguardedRead};
+    }
+    /// Checks of rules.
+    pub mod checks {
+        pub use crate::rules::checks::{
+            PLAN_MISSING, after_with_queue, constant_cost, cost_fits, every_address_exempt, key_name,
+            missing_without_key, no_effect_with_queue, override_fits,
+        };
+    }
+    /// Signed tokens.
+    pub mod jwt {
+        pub use crate::rules::jwt::{Algorithm, Claims, InvalidKeys, TokenSource, Verification, Verifier};
+    }
+}
 /// Lookup of descriptors in configuration of envoyproxy/ratelimit.
 #[cfg(feature = "file")]
 pub mod envoy {
@@ -43,6 +79,8 @@ pub use crate::http::headers::{HeaderLine, HeaderValues};
 pub use crate::http::headers::{is_folded_by_servers, is_forwarding_header, reads_as};
 pub use crate::http::response::ReusedResponse;
 pub use crate::http::response::WrittenResponse;
+pub use crate::limit::check_name;
+pub use crate::rate::parse_period;
 #[cfg(feature = "file")]
 pub use crate::regular_file::{open_regular, read_bounded, read_up_to};
 #[cfg(feature = "rules")]

@@ -100,7 +100,7 @@ pub use gate::{
     StoreUnavailable,
 };
 #[cfg(feature = "file")]
-pub use gate::{MAX_RESERVATION, OpenError, ReservationError, Reserved};
+pub use gate::{MAX_RESERVATION, ReservationError, Reserved};
 pub use key::Key;
 pub use limit::{Consistency, Limit, OnStoreFailure};
 pub use limit_set::LimitSet;

@@ -211,7 +211,8 @@ impl Limit {
         self
     }
 
-    pub(crate) fn compiled(&self) -> &Compiled {
+    #[doc(hidden)]
+    pub fn compiled(&self) -> &Compiled {
         &self.0.compiled
     }
 
@@ -234,7 +235,7 @@ impl Limit {
     }
 }
 
-pub(crate) fn check_name(name: &str) -> Result<(), InvalidLimit> {
+pub fn check_name(name: &str) -> Result<(), InvalidLimit> {
     if name.is_empty() {
         return Err(InvalidLimit::new("name", "a limit needs a name".into(), "give it one, such as per-user"));
     }

@@ -132,7 +132,7 @@ fn parse_decimal(text: &str) -> Option<(u64, u64)> {
 }
 
 /// Parses a period such as `s`, `10s`, `m`, `500ms`, `h` or `d`.
-pub(crate) fn parse_period(text: &str) -> Option<Duration> {
+pub fn parse_period(text: &str) -> Option<Duration> {
     let unit_at = text.find(|letter: char| !letter.is_ascii_digit())?;
     let (count, unit) = text.split_at(unit_at);
     let count: u32 = if count.is_empty() { 1 } else { count.parse().ok()? };

@@ -68,8 +68,8 @@ use smallvec::SmallVec;
 
 pub use self::builder::RedisLimiterBuilder;
 use self::cluster::ScriptCalls;
-#[cfg(feature = "file")]
-pub(crate) use self::credentials::check_pem_file;
+#[doc(hidden)]
+pub use self::credentials::check_pem_file;
 use self::denials::Denials;
 pub use self::error::{ConnectError, StoreError};
 use self::fallback::{Fallback, LocalStore};

@@ -26,48 +26,45 @@
 //! Not here: decisions, which are made by a [`Gate`](crate::Gate).
 
 #[cfg(feature = "file")]
-mod cel;
+pub(crate) mod cel;
 mod certificate;
-mod checks;
+pub(crate) mod checks;
 mod claims;
 pub(crate) mod client;
 mod coverage;
 #[cfg(feature = "file")]
 pub(crate) mod envoy;
-mod expression_errors;
-mod facts;
-#[cfg(feature = "file")]
-pub mod file;
+pub(crate) mod expression_errors;
+pub(crate) mod facts;
 mod head;
 #[cfg(feature = "file")]
 pub(crate) mod header_fact;
 mod host;
 mod index;
 #[cfg(feature = "file")]
-mod jwt;
+pub(crate) mod jwt;
 mod key_map;
-mod key_part;
-mod matching;
-mod named_key;
-mod networks;
+pub(crate) mod key_part;
+pub(crate) mod matching;
+pub(crate) mod named_key;
+pub(crate) mod networks;
 pub(crate) mod normal;
 mod path;
 #[cfg(feature = "file")]
-mod pattern;
-mod request;
-mod response;
+pub(crate) mod pattern;
+pub(crate) mod request;
+pub(crate) mod response;
 mod routes;
-mod rule;
-mod set;
+pub(crate) mod rule;
+pub(crate) mod set;
 #[cfg(feature = "file")]
-mod shadowing;
+pub(crate) mod shadowing;
 
 pub use self::certificate::{Certificate, CertificateField};
 pub use self::client::{ForwardingHeader, TrustedProxies};
 pub(crate) use self::expression_errors::FailedExpressions;
 pub use self::expression_errors::{ExpressionField, FailedExpression};
 pub use self::facts::Facts;
-pub(crate) use self::facts::Finders;
 pub use self::host::HostGlob;
 pub use self::key_part::KeyPart;
 pub use self::matching::Match;

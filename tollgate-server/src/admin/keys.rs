@@ -12,9 +12,9 @@ use serde::Deserialize;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tollgate::internal::limited::{KeyTexts, LimitedKey};
-use tollgate::rules::file::internal::DurationText;
 use tollgate::rules::{KeyError, NamedRule, RuleSet};
 use tollgate::{Decision, RuleExplained, RuleState};
+use tollgate_config::internal::DurationText;
 
 use super::access::Caller;
 use super::key_hash::{KeyDisplay, key_hash};

@@ -12,7 +12,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
-use tollgate::rules::file::internal::{AlgorithmName, DurationText, Overflow as OverflowRule, RateText};
+use tollgate_config::internal::{AlgorithmName, DurationText, Overflow as OverflowRule, RateText};
 
 use crate::service::error_body::{ErrorBody, field_error};
 use crate::service::http::read_json;

@@ -8,7 +8,7 @@ use std::io::{IsTerminal as _, stderr};
 use std::path::{Path, PathBuf};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use tollgate::rules::file::Parsed;
+use tollgate_config::Parsed;
 
 use super::{Completion, Error, load_once, print, whole_number};
 use crate::notice;

@@ -6,8 +6,8 @@
 use std::path::{Path, PathBuf};
 
 use tollgate::internal::envoy::matches_wildcard;
-use tollgate::rules::file::internal::{DomainConfig, SettingError};
-use tollgate::rules::file::{Parsed, Problems};
+use tollgate_config::internal::{DomainConfig, SettingError};
+use tollgate_config::{Parsed, Problems};
 
 /// More files than people keep, each with a domain.
 const MAX_FILES: usize = 1000;

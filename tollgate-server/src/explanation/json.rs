@@ -7,8 +7,8 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use tollgate::http::TokenError;
 use tollgate::rules::TokenStatus;
-use tollgate::rules::file::internal::RouteRule;
 use tollgate::{Decision, RuleExplained, RuleState};
+use tollgate_config::internal::RouteRule;
 
 use super::overall::reason;
 use super::{Counts, Explained, FactHeader, FactValue, Routed, path_reading};

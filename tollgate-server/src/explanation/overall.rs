@@ -3,9 +3,9 @@
 use axum::http::{HeaderMap, StatusCode, header};
 use tollgate::http::{Body, Refusal, RefusalBuilder, UnreadableRequest};
 use tollgate::internal::Unreadable;
-use tollgate::rules::file::Parsed;
-use tollgate::rules::file::internal::{CountRule, FailurePolicy};
 use tollgate::{Decision, Explanation, RuleExplained, RuleState};
+use tollgate_config::Parsed;
+use tollgate_config::internal::{CountRule, FailurePolicy};
 
 pub(crate) struct Overall {
     pub(crate) allowed: bool,

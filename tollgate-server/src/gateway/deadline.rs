@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use tokio::task::coop::unconstrained;
 use tokio::time::{Instant, MissedTickBehavior, Sleep, interval, sleep};
-use tollgate::rules::file::internal::TimeoutsRule;
+use tollgate_config::internal::TimeoutsRule;
 
 use super::failure::Failure;
 
@@ -181,7 +181,7 @@ pub(super) struct ClientTimeouts {
 
 impl ClientTimeouts {
     pub(super) fn of(rule: &TimeoutsRule) -> Self {
-        let wait = |span: tollgate::rules::file::internal::DurationText| Wait::at_least(span.duration());
+        let wait = |span: tollgate_config::internal::DurationText| Wait::at_least(span.duration());
         let (head, body, idle, write) = (wait(rule.head), wait(rule.body), wait(rule.idle), wait(rule.write));
         let check_every = head.min(body).min(idle).min(write);
         Self { head, body, idle, write, check_every }

@@ -18,8 +18,8 @@ use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::server::TlsStream;
 use tollgate::rules::Certificate;
-use tollgate::rules::file::Parsed;
-use tollgate::rules::file::internal::{Address, GatewayRule, SettingError};
+use tollgate_config::Parsed;
+use tollgate_config::internal::{Address, GatewayRule, SettingError};
 
 use self::tls::{CERTIFICATE_GRACE, CertificateLease, CertificateReloads, Tls, TlsInUse};
 use super::client::{Client, Scheme};

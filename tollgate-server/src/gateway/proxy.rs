@@ -9,8 +9,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use tollgate::internal::{CachedGate, Unreadable};
-use tollgate::rules::file::internal::UpstreamHeader;
 use tollgate::{Check, InFlightPermit, Outcome};
+use tollgate_config::internal::UpstreamHeader;
 
 use super::access_log::{Completion, Record};
 use super::client::{Client, Peer, Scheme};

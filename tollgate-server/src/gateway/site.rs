@@ -11,9 +11,9 @@ use std::sync::atomic::AtomicU64;
 use http::Uri;
 use http::uri::PathAndQuery;
 use tollgate::internal::{CleanPath, Unreadable};
-use tollgate::rules::file::internal::{AccessLogRule, SettingError, UnderscoreHeaders, UpstreamHeader};
-use tollgate::rules::file::{Parsed, Problems};
 use tollgate::rules::{EncodedSlash, Facts, PathParameters, PathReading, Routes, TrustedProxies};
+use tollgate_config::internal::{AccessLogRule, SettingError, UnderscoreHeaders, UpstreamHeader};
+use tollgate_config::{Parsed, Problems};
 
 use self::route::Tallies;
 pub(crate) use self::route::upstream_urls;

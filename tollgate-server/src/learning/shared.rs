@@ -110,8 +110,8 @@ mod tests {
 
     use testkit::redis::RedisServer;
     use tollgate::internal::demand::{LearningLimit, TICK};
-    use tollgate::rules::file::{Parsed, RuleFile};
     use tollgate::{FixedWindow, Gate, Limit, Limiter, ManualClock, Timestamp};
+    use tollgate_config::{Parsed, RuleFile};
 
     use super::*;
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tokio::sync::{oneshot, watch};
 use tokio::task::{AbortHandle, JoinHandle};
-use tollgate::rules::file::internal::{HostGlob, Listener};
+use tollgate_config::internal::{HostGlob, Listener};
 
 use super::Socket;
 use crate::admin::{self, Access, Admin};

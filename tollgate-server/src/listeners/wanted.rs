@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use tollgate::rules::file::internal::{Address, Listener, ServiceRule, SettingError};
-use tollgate::rules::file::{Parsed, Problems, RuleFile};
+use tollgate_config::internal::{Address, Listener, ServiceRule, SettingError};
+use tollgate_config::{Parsed, Problems, RuleFile};
 
 use super::Refusal;
 use crate::descriptors::{self, Plan, Share};

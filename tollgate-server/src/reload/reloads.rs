@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 use tollgate::redis::Repairs;
-use tollgate::rules::file::Parsed;
+use tollgate_config::Parsed;
 
 use super::api::{ChangeRefused, ChangeRequest, RuleChange, RulesChanged};
 use super::versions::{EarlierRules, RulesInForce, RulesSource, Versions};

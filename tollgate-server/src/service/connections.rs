@@ -33,7 +33,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
-use tollgate::rules::file::internal::Listener;
+use tollgate_config::internal::Listener;
 
 pub(crate) use self::activity::TICK;
 pub(crate) use self::body_budget::{BodyError, CountedBody};

@@ -18,7 +18,7 @@ use ppp::{v1, v2};
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::time::{Instant, timeout};
 use tollgate::rules::Networks;
-use tollgate::rules::file::internal::ProxyProtocolRule;
+use tollgate_config::internal::ProxyProtocolRule;
 
 use crate::notice;
 

@@ -20,9 +20,10 @@ use std::rc::Rc;
 use axum::http::{HeaderMap, StatusCode};
 use futures_util::FutureExt as _;
 use tollgate::internal::{CachedGate, CountedAs, is_control_or_format};
-use tollgate::rules::file::Parsed;
 use tollgate::rules::{Facts, RuleSet};
-use tollgate::{Check, Gate, Limiter, ManualClock, OpenError, Outcome, Timestamp};
+use tollgate::{Check, Gate, Limiter, ManualClock, Outcome, Timestamp};
+use tollgate_config::OpenError;
+use tollgate_config::Parsed;
 
 pub(super) use self::distinct::{DistinctKeys, Flag, KeyCount};
 use self::missing_parts::MissingParts;

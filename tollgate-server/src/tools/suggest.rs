@@ -18,8 +18,8 @@ use std::time::Duration;
 use tollgate::internal::CountedAs;
 use tollgate::internal::demand::{Cover, Demand, Measure};
 use tollgate::rules::RuleSet;
-use tollgate::rules::file::{Problems, RuleFile};
 use tollgate::{Gate, InvalidLimit, Limit, Limiter, ManualClock, Rate, Timestamp};
+use tollgate_config::{Problems, RuleFile};
 
 use self::choice::{Choice, refills};
 pub(crate) use self::report::{Numbers, scalar};

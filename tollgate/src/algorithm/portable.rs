@@ -144,7 +144,8 @@ impl Compiled {
     }
 
     /// Checks that the limit suits a store with one thread for all clients.
-    pub(crate) fn check_shared(&self) -> Result<(), InvalidLimit> {
+    #[doc(hidden)]
+    pub fn check_shared(&self) -> Result<(), InvalidLimit> {
         match self {
             Self::Log(log) if log.limit > MAX_SHARED_LOG => Err(InvalidLimit::new(
                 "limit",

@@ -618,7 +618,7 @@ async fn strike_on_redis(outcome: &Outcome, limiter: &RedisLimiter, denied: Deci
 /// An [`Outcome`] supports everything a caller may do with it, so it is large. The tower layer carries the result of
 /// each request to the service and back, and moves it more often than it reads it. [`Admitted`] therefore holds only
 /// the fields that the response headers need.
-pub(super) mod by_address {
+pub(crate) mod by_address {
     use std::net::IpAddr;
     use std::sync::Arc;
 

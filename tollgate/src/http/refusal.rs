@@ -241,13 +241,13 @@ impl std::error::Error for TokenError {}
 
 /// The values of `WWW-Authenticate`, one for each [`TokenError`].
 #[derive(Clone, Debug)]
-pub(crate) struct Challenge([HeaderValue; TokenError::ALL.len()]);
+pub struct Challenge([HeaderValue; TokenError::ALL.len()]);
 
 impl Challenge {
     /// Formats the challenges for a realm. Returns `None` if the realm has characters that would have to be escaped in
     /// a quoted string.
     #[cfg_attr(not(feature = "file"), allow(dead_code, reason = "tokens come with the rule file"))]
-    pub(crate) fn new(realm: Option<&str>) -> Option<Self> {
+    pub fn new(realm: Option<&str>) -> Option<Self> {
         let is_plain =
             |text: &str| text.bytes().all(|byte| matches!(byte, b' '..=b'~') && !matches!(byte, b'"' | b'\\'));
         if !realm.is_none_or(is_plain) {

@@ -45,27 +45,27 @@ use self::variables::Variables;
 use super::pattern::PatternBudget;
 use super::{Facts, ReadErrors};
 
-pub(crate) use self::error::{EvaluationError, ExpressionError, TextPosition};
-pub(crate) use self::reads::UnguardedRead;
+pub use self::error::{EvaluationError, ExpressionError, TextPosition};
+pub use self::reads::UnguardedRead;
 
 /// The input of an expression.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Input<'a> {
+pub struct Input<'a> {
     /// The request.
-    pub(crate) facts: Facts<'a>,
+    pub facts: Facts<'a>,
     /// The path in its normal form, which can differ from the path as sent.
-    pub(crate) path: &'a str,
+    pub path: &'a str,
     /// The client's address, which can differ from the peer's, for expressions that read it.
-    pub(crate) client: Option<IpAddr>,
+    pub client: Option<IpAddr>,
     /// Collects ambiguous values.
-    pub(crate) errors: &'a ReadErrors,
+    pub errors: &'a ReadErrors,
     /// The claims of a verified token.
-    pub(crate) claims: Option<&'a serde_json::Map<String, serde_json::Value>>,
+    pub claims: Option<&'a serde_json::Map<String, serde_json::Value>>,
 }
 
 /// A parsed and checked expression.
 #[derive(Debug)]
-pub(crate) struct Expression {
+pub struct Expression {
     tree: IdedExpr,
     prepared: Vec<Prepared>,
     reads_token: bool,
@@ -75,12 +75,12 @@ pub(crate) struct Expression {
 
 impl Expression {
     /// Parses a condition. Its type is bool.
-    pub(crate) fn condition(text: &str) -> Result<Self, ExpressionError> {
+    pub fn condition(text: &str) -> Result<Self, ExpressionError> {
         Self::condition_within(text, &mut PatternBudget::default())
     }
 
     /// Parses a condition, whose patterns share a budget with others of the file.
-    pub(crate) fn condition_within(text: &str, patterns: &mut PatternBudget) -> Result<Self, ExpressionError> {
+    pub fn condition_within(text: &str, patterns: &mut PatternBudget) -> Result<Self, ExpressionError> {
         let (expression, gives) = Self::read(text, patterns)?;
         match gives {
             Type::Bool | Type::Dyn => Ok(expression),
@@ -92,12 +92,12 @@ impl Expression {
     }
 
     /// Parses a cost. Its type is int.
-    pub(crate) fn cost(text: &str) -> Result<Self, ExpressionError> {
+    pub fn cost(text: &str) -> Result<Self, ExpressionError> {
         Self::cost_within(text, &mut PatternBudget::default())
     }
 
     /// Parses a cost, whose patterns share a budget with others of the file.
-    pub(crate) fn cost_within(text: &str, patterns: &mut PatternBudget) -> Result<Self, ExpressionError> {
+    pub fn cost_within(text: &str, patterns: &mut PatternBudget) -> Result<Self, ExpressionError> {
         let (expression, gives) = Self::read(text, patterns)?;
         match gives {
             Type::Int | Type::Uint | Type::Dyn => Ok(expression),
@@ -123,27 +123,27 @@ impl Expression {
     }
 
     /// Returns `true` if the expression reads the claims of a token.
-    pub(crate) fn reads_token(&self) -> bool {
+    pub fn reads_token(&self) -> bool {
         self.reads_token
     }
 
     /// Returns `true` if the expression reads the client's address.
-    pub(crate) fn reads_client(&self) -> bool {
+    pub fn reads_client(&self) -> bool {
         self.reads_client
     }
 
     /// Returns the unguarded reads of entries that a request may lack.
-    pub(crate) fn unguarded_reads(&self) -> &[UnguardedRead] {
+    pub fn unguarded_reads(&self) -> &[UnguardedRead] {
         &self.unguarded_reads
     }
 
     /// Returns the most units that a cost can evaluate to, if that does not depend on the request.
-    pub(crate) fn max_units(&self) -> Option<u64> {
+    pub fn max_units(&self) -> Option<u64> {
         range::max_units(&self.tree)
     }
 
     /// Evaluates a condition.
-    pub(crate) fn holds(&self, input: &Input<'_>) -> Result<bool, EvaluationError> {
+    pub fn holds(&self, input: &Input<'_>) -> Result<bool, EvaluationError> {
         self.evaluate(input, |value| match value.downcast_ref::<CelBool>() {
             Some(truth) => Ok(*truth.inner()),
             None => Err(EvaluationError::wrong_type(value, "a bool")),
@@ -151,7 +151,7 @@ impl Expression {
     }
 
     /// Evaluates a cost.
-    pub(crate) fn units(&self, input: &Input<'_>) -> Result<u64, EvaluationError> {
+    pub fn units(&self, input: &Input<'_>) -> Result<u64, EvaluationError> {
         self.evaluate(input, |value| match (value.downcast_ref::<CelInt>(), value.downcast_ref::<CelUInt>()) {
             (Some(units), _) => u64::try_from(*units.inner()).map_err(|_| EvaluationError::Negative(*units.inner())),
             (None, Some(units)) => Ok(*units.inner()),

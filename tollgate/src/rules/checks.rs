@@ -71,7 +71,7 @@ fn may_name_plan(part: &KeyPart) -> bool {
 }
 
 /// Checks the name in a key part, after `kind:` in a rule file.
-pub(super) fn key_name(field: &'static str, kind: &str, name: &str) -> Result<(), InvalidLimit> {
+pub fn key_name(field: &'static str, kind: &str, name: &str) -> Result<(), InvalidLimit> {
     if name.is_empty() {
         return Err(InvalidLimit::new(field, format!("`{kind}:` has no name after it"), format!("write {kind}:NAME")));
     }
@@ -87,7 +87,7 @@ pub(super) fn key_name(field: &'static str, kind: &str, name: &str) -> Result<()
 }
 
 /// Returns the error of `missing` without a key.
-pub(super) fn missing_without_key() -> Result<(), InvalidLimit> {
+pub fn missing_without_key() -> Result<(), InvalidLimit> {
     let problem = "`missing` has no effect without a key".into();
     Err(InvalidLimit::new("missing", problem, "add a `key`, or remove it"))
 }
@@ -97,7 +97,7 @@ fn lists(rule: &Rule) -> Result<(), InvalidLimit> {
 }
 
 /// Returns the error of a limit that exempts all IPv4 and all IPv6 addresses.
-pub(super) fn every_address_exempt() -> Result<(), InvalidLimit> {
+pub fn every_address_exempt() -> Result<(), InvalidLimit> {
     let problem = "no request reaches this limit, because every address is exempt".into();
     Err(InvalidLimit::new("exempt", problem, "exempt fewer, or remove the limit"))
 }
@@ -119,7 +119,7 @@ fn overrides(rule: &Rule) -> Result<(), InvalidLimit> {
 }
 
 /// The problem of an override for a plan in a limit without `plan`.
-pub(super) const PLAN_MISSING: &str = "this override never applies, because the limit has no `plan`";
+pub const PLAN_MISSING: &str = "this override never applies, because the limit has no `plan`";
 
 fn numbers(rule: &Rule, algorithm: &Algorithm) -> Result<(), InvalidLimit> {
     let settlement = &rule.response_settlement;
@@ -148,13 +148,13 @@ fn numbers(rule: &Rule, algorithm: &Algorithm) -> Result<(), InvalidLimit> {
 }
 
 /// Returns the error of `count` or `settle` in a limit with a queue.
-pub(super) fn no_effect_with_queue(field: &'static str) -> Result<(), InvalidLimit> {
+pub fn no_effect_with_queue(field: &'static str) -> Result<(), InvalidLimit> {
     let problem = format!("`{field}` has no effect with `overflow: queue`, which gives nothing back");
     Err(InvalidLimit::new(field, problem, "use `overflow: reject`, or remove it"))
 }
 
 /// Returns the error of `when: after` in a limit with a queue.
-pub(super) fn after_with_queue() -> Result<(), InvalidLimit> {
+pub fn after_with_queue() -> Result<(), InvalidLimit> {
     let problem = "`when: after` cannot be used with `overflow: queue`, where a request queues when it arrives".into();
     Err(InvalidLimit::new("count", problem, "use `overflow: reject`, or remove `count`"))
 }
@@ -168,7 +168,7 @@ fn quota_name(algorithm: &Algorithm) -> &'static str {
 }
 
 /// Checks that a constant cost counts.
-pub(super) fn constant_cost(cost: u64) -> Result<(), InvalidLimit> {
+pub fn constant_cost(cost: u64) -> Result<(), InvalidLimit> {
     match cost {
         0 => Err(InvalidLimit::new("cost", "cost 0 counts nothing".into(), "use 1 or more, or remove the limit")),
         _ => Ok(()),
@@ -176,7 +176,7 @@ pub(super) fn constant_cost(cost: u64) -> Result<(), InvalidLimit> {
 }
 
 /// Checks that a request of a constant cost fits into the quota, whose name is `key`.
-pub(super) fn cost_fits(cost: u64, quota: u64, key: &str) -> Result<(), InvalidLimit> {
+pub fn cost_fits(cost: u64, quota: u64, key: &str) -> Result<(), InvalidLimit> {
     if cost <= quota {
         return Ok(());
     }
@@ -185,7 +185,7 @@ pub(super) fn cost_fits(cost: u64, quota: u64, key: &str) -> Result<(), InvalidL
 }
 
 /// Checks that a request of a constant cost fits into the quota of an override, whose name is `key`.
-pub(super) fn override_fits(cost: u64, quota: u64, key: &str) -> Result<(), InvalidLimit> {
+pub fn override_fits(cost: u64, quota: u64, key: &str) -> Result<(), InvalidLimit> {
     if cost <= quota {
         return Ok(());
     }

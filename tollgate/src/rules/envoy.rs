@@ -25,7 +25,7 @@ pub struct Domains(Arc<HashMap<Box<str>, DescriptorNode, ahash::RandomState>>);
 
 /// A level of a domain: the entries that may come next, and the limit of descriptors that end here.
 #[derive(Debug, Default)]
-pub(super) struct DescriptorNode {
+pub struct DescriptorNode {
     /// Sorted by `joined`.
     children: Vec<Child>,
     /// Patterns with their child, in the order of the file.
@@ -35,7 +35,7 @@ pub(super) struct DescriptorNode {
 
 /// An entry of a level.
 #[derive(Debug)]
-pub(super) struct Child {
+pub struct Child {
     /// `key_value`, or `key` if the entry has no value.
     joined: Box<str>,
     key: Box<str>,
@@ -45,7 +45,7 @@ pub(super) struct Child {
 
 /// How an entry counts values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Counting {
+pub enum Counting {
     /// All values that match count together.
     Together,
     /// Each value counts by itself, so it is a part of the key.
@@ -54,7 +54,6 @@ pub(super) enum Counting {
 
 /// The rate limit of a descriptor.
 #[derive(Debug)]
-#[non_exhaustive]
 pub struct DescriptorLimit {
     /// The name of the rule that counts. Unlimited descriptors have none.
     pub rule: Option<Box<str>>,
@@ -161,7 +160,7 @@ pub enum DescriptorMatch<'e> {
 }
 
 impl Domains {
-    pub(super) fn new(domains: impl IntoIterator<Item = (Box<str>, DescriptorNode)>) -> Self {
+    pub fn new(domains: impl IntoIterator<Item = (Box<str>, DescriptorNode)>) -> Self {
         Self(Arc::new(domains.into_iter().collect()))
     }
 
@@ -223,7 +222,7 @@ impl Domains {
 
 impl DescriptorNode {
     /// Returns a node with these entries, in the order of the file. No two of them have the same key and value.
-    pub(super) fn new(mut children: Vec<Child>, limit: Option<DescriptorLimit>) -> Self {
+    pub fn new(mut children: Vec<Child>, limit: Option<DescriptorLimit>) -> Self {
         let patterns: Vec<Box<str>> =
             children.iter().filter(|child| child.joined.contains('*')).map(|child| child.joined.clone()).collect();
         children.sort_unstable_by(|one, other| one.joined.cmp(&other.joined));
@@ -254,7 +253,7 @@ impl DescriptorNode {
 }
 
 impl Child {
-    pub(super) fn new(key: &str, value: &str, counting: Counting, node: DescriptorNode) -> Self {
+    pub fn new(key: &str, value: &str, counting: Counting, node: DescriptorNode) -> Self {
         Self { joined: joined(key, value).into(), key: key.into(), counting, node }
     }
 
@@ -265,7 +264,7 @@ impl Child {
 }
 
 /// Returns the name of an entry in the tree and in messages.
-pub(super) fn joined(key: &str, value: &str) -> String {
+pub fn joined(key: &str, value: &str) -> String {
     if value.is_empty() { key.to_owned() } else { format!("{key}_{value}") }
 }
 

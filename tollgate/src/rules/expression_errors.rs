@@ -53,7 +53,7 @@ pub struct FailedExpression {
 
 /// The failures of a request that is explained.
 #[derive(Debug, Default)]
-pub(crate) struct FailedExpressions(RefCell<Vec<FailedExpression>>);
+pub struct FailedExpressions(RefCell<Vec<FailedExpression>>);
 
 impl FailedExpressions {
     /// Returns the failures recorded since the last call.
@@ -72,19 +72,19 @@ impl FailedExpressions {
 
 /// The number of failures of one expression. Clones share the count.
 #[derive(Clone, Debug)]
-pub(super) struct ErrorCount {
+pub struct ErrorCount {
     field: ExpressionField,
     count: Arc<AtomicU64>,
 }
 
 #[cfg_attr(not(feature = "file"), expect(dead_code, reason = "expressions come with the rule file"))]
 impl ErrorCount {
-    pub(super) fn new(field: ExpressionField) -> Self {
+    pub fn new(field: ExpressionField) -> Self {
         Self { field, count: Arc::default() }
     }
 
     /// Counts a failure, or records it if the request is only explained.
-    pub(super) fn note(&self, explained: Option<&FailedExpressions>, error: &dyn fmt::Display) {
+    pub fn note(&self, explained: Option<&FailedExpressions>, error: &dyn fmt::Display) {
         match explained {
             Some(failed) => failed.push(FailedExpression { field: self.field, error: error.to_string() }),
             None => _ = self.count.fetch_add(1, Relaxed),

@@ -31,11 +31,11 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-pub(crate) use self::claims::Claims;
+pub use self::claims::Claims;
 use self::failure_cache::FailureCache;
-pub(crate) use self::keys::{Algorithm, InvalidKeys};
+pub use self::keys::{Algorithm, InvalidKeys};
 use self::keys::{Key, MAX_KEYS_TRIED};
-pub(crate) use self::source::TokenSource;
+pub use self::source::TokenSource;
 use self::verified_cache::VerifiedCache;
 use crate::clock::wall_now;
 use crate::http::TokenError;
@@ -52,7 +52,7 @@ const MAX_FILE_BYTES: u64 = 1024 * 1024;
 const DEFAULT_LEEWAY: Duration = Duration::from_secs(30);
 
 /// Verifies tokens.
-pub(crate) struct Verifier {
+pub struct Verifier {
     keys: Vec<Key>,
     issuers: Vec<String>,
     audiences: Vec<String>,
@@ -62,33 +62,33 @@ pub(crate) struct Verifier {
 }
 
 /// The result of verifying a token.
-pub(crate) struct Verification {
+pub struct Verification {
     /// The claims, or the reason that the token is invalid.
-    pub(crate) claims: Result<Claims, TokenError>,
+    pub claims: Result<Claims, TokenError>,
     /// The number of signatures that were verified.
-    pub(crate) signatures: u8,
+    pub signatures: u8,
 }
 
 impl Verifier {
     /// Loads a file with a public key in PEM format, or with the secret of HS256. All algorithms must fit the key.
-    pub(crate) fn from_key_file(path: &Path, algorithms: &[Algorithm]) -> Result<Self, InvalidKeys> {
+    pub fn from_key_file(path: &Path, algorithms: &[Algorithm]) -> Result<Self, InvalidKeys> {
         let name = path.display().to_string();
         Self::from_key(&name, &read(&name, path)?, algorithms)
     }
 
     /// Loads a JWKS file. If `algorithms` is empty, each key uses its own.
-    pub(crate) fn from_jwks_file(path: &Path, algorithms: &[Algorithm]) -> Result<Self, InvalidKeys> {
+    pub fn from_jwks_file(path: &Path, algorithms: &[Algorithm]) -> Result<Self, InvalidKeys> {
         let name = path.display().to_string();
         Self::from_jwks(&name, &read(&name, path)?, algorithms)
     }
 
     /// Parses the contents of a key file. `name` is used in errors.
-    pub(crate) fn from_key(name: &str, contents: &[u8], algorithms: &[Algorithm]) -> Result<Self, InvalidKeys> {
+    pub fn from_key(name: &str, contents: &[u8], algorithms: &[Algorithm]) -> Result<Self, InvalidKeys> {
         Key::of_file(name, contents, algorithms).map(|key| Self::of_keys(vec![key]))
     }
 
     /// Parses the contents of a JWKS file. `name` is used in errors.
-    pub(crate) fn from_jwks(name: &str, contents: &[u8], algorithms: &[Algorithm]) -> Result<Self, InvalidKeys> {
+    pub fn from_jwks(name: &str, contents: &[u8], algorithms: &[Algorithm]) -> Result<Self, InvalidKeys> {
         Key::of_jwks(name, contents, algorithms).map(Self::of_keys)
     }
 
@@ -104,30 +104,30 @@ impl Verifier {
     }
 
     /// Sets the accepted issuers.
-    pub(crate) fn issuers(mut self, issuers: impl IntoIterator<Item = String>) -> Self {
+    pub fn issuers(mut self, issuers: impl IntoIterator<Item = String>) -> Self {
         self.issuers = issuers.into_iter().collect();
         self
     }
 
     /// Sets the accepted audiences.
-    pub(crate) fn audiences(mut self, audiences: impl IntoIterator<Item = String>) -> Self {
+    pub fn audiences(mut self, audiences: impl IntoIterator<Item = String>) -> Self {
         self.audiences = audiences.into_iter().collect();
         self
     }
 
     /// Sets the allowed difference between the clocks of issuers and ours.
-    pub(crate) fn leeway(mut self, leeway: Duration) -> Self {
+    pub fn leeway(mut self, leeway: Duration) -> Self {
         self.leeway = leeway;
         self
     }
 
     /// Verifies a token at the current time.
-    pub(crate) fn verify(&self, token: &str) -> Verification {
+    pub fn verify(&self, token: &str) -> Verification {
         self.verify_at(token, wall_now())
     }
 
     /// Verifies a token at a given time.
-    pub(crate) fn verify_at(&self, token: &str, now: Timestamp) -> Verification {
+    pub fn verify_at(&self, token: &str, now: Timestamp) -> Verification {
         let mut signatures = 0;
         let claims = self.signed_cached(token, now, &mut signatures);
         let claims = claims.and_then(|claims| claims.check_times(now, self.leeway).map(|()| claims));

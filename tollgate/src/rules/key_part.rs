@@ -247,7 +247,8 @@ impl KeyPart {
     /// # Errors
     ///
     /// If no request can have the value.
-    pub(super) fn named<'v>(
+    #[doc(hidden)]
+    pub fn named<'v>(
         &self,
         value: &'v [u8],
         missing: Missing,
@@ -290,7 +291,8 @@ impl KeyPart {
 
     /// Returns `true` if a text names one member of a group of addresses that count as one client.
     #[cfg_attr(not(feature = "file"), expect(dead_code, reason = "only rule files are checked for it"))]
-    pub(super) fn is_wider_than(&self, text: &str) -> bool {
+    #[doc(hidden)]
+    pub fn is_wider_than(&self, text: &str) -> bool {
         matches!(self.0, Source::Ip(group) if group.is_wider_than(text))
     }
 
@@ -396,7 +398,7 @@ pub(super) type NamedPart<'v> = SmallVec<[Piece<'v>; 1]>;
 /// The normal form of a part of a key, borrowed if possible. Only [`KeyPart`] makes one, so a key of pieces is always
 /// one by which requests are counted.
 #[derive(Clone, Debug)]
-pub(crate) struct Piece<'r>(Form<'r>);
+pub struct Piece<'r>(Form<'r>);
 
 #[derive(Clone, Debug)]
 enum Form<'r> {
@@ -440,7 +442,8 @@ impl<'r> Piece<'r> {
     }
 
     #[inline]
-    pub(crate) fn as_bytes(&self) -> &[u8] {
+    #[doc(hidden)]
+    pub fn as_bytes(&self) -> &[u8] {
         match &self.0 {
             Form::Borrowed(bytes) => bytes,
             Form::Short(text) => text.as_bytes(),

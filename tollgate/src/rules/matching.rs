@@ -241,7 +241,7 @@ fn check_method(text: &str) -> Result<(), InvalidLimit> {
 /// # Errors
 ///
 /// If no request can have such a value.
-pub(super) fn header_pattern(name: &HeaderName, value: &str) -> Result<Box<str>, InvalidLimit> {
+pub fn header_pattern(name: &HeaderName, value: &str) -> Result<Box<str>, InvalidLimit> {
     if HeaderValue::from_bytes(value.as_bytes()).is_err() || value.trim() != value {
         let problem = "no request matches, because header values have no line breaks and no surrounding spaces".into();
         return Err(InvalidLimit::new("headers", problem, "write the value without them, with * for any part"));

@@ -350,20 +350,20 @@ impl fmt::Display for KeyError {
 impl std::error::Error for KeyError {}
 
 /// Returns a number of parts as text.
-pub(super) fn counted(parts: usize) -> String {
+pub fn counted(parts: usize) -> String {
     if parts == 1 { "1 part".to_owned() } else { format!("{parts} parts") }
 }
 
 /// The reason that no request has a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct InvalidPart {
+pub struct InvalidPart {
     /// The problem, with the value.
-    pub(super) problem: String,
-    pub(super) fix: String,
+    pub problem: String,
+    pub fix: String,
 }
 
 impl InvalidPart {
-    pub(super) fn new(problem: String, fix: impl Into<String>) -> Self {
+    pub fn new(problem: String, fix: impl Into<String>) -> Self {
         Self { problem, fix: fix.into() }
     }
 }

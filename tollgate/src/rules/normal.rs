@@ -203,7 +203,7 @@ impl From<Unreadable> for ReadError {
 /// Collects errors while rules read a request. The read itself returns its best result, and the rule set refuses the
 /// request afterwards.
 #[derive(Debug, Default)]
-pub(crate) struct ReadErrors {
+pub struct ReadErrors {
     /// Read after every rule, so it has to be cheap. Only one thread uses it, but expressions require `Sync`.
     is_some: AtomicBool,
     first: Mutex<Option<ReadError>>,

@@ -56,13 +56,15 @@ impl InvalidGlob {
     }
 
     /// Returns the problem, without the fix.
-    pub(crate) fn problem(&self) -> String {
+    #[doc(hidden)]
+    pub fn problem(&self) -> String {
         format!("`{}` {}", self.text, self.problem)
     }
 
     /// Returns the fix.
     #[cfg_attr(not(feature = "file"), allow(dead_code, reason = "only rule files report it by itself"))]
-    pub(crate) fn fix(&self) -> &str {
+    #[doc(hidden)]
+    pub fn fix(&self) -> &str {
         &self.fix
     }
 

@@ -6,7 +6,7 @@
 use regex::{Regex, RegexBuilder};
 
 /// Memory of one compiled pattern: far more than any path needs.
-pub(crate) const MAX_PATTERN_BYTES: usize = 256 << 10;
+pub const MAX_PATTERN_BYTES: usize = 256 << 10;
 
 /// Memory of all compiled patterns of a file: thousands of patterns that people write, or 128 of the largest. They take
 /// about a second to compile.
@@ -18,7 +18,7 @@ const SIZES: [usize; 4] = [4 << 10, 16 << 10, 64 << 10, MAX_PATTERN_BYTES];
 
 /// The memory that is left for the patterns of a file.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct PatternBudget {
+pub struct PatternBudget {
     left: usize,
 }
 
@@ -30,7 +30,7 @@ impl Default for PatternBudget {
 
 /// Why a pattern cannot be used.
 #[derive(Debug)]
-pub(crate) enum PatternError {
+pub enum PatternError {
     /// It is not a regular expression, for this reason.
     Syntax(String),
     /// It takes more than [`MAX_PATTERN_BYTES`].
@@ -40,14 +40,14 @@ pub(crate) enum PatternError {
 }
 
 /// The problem of patterns that do not fit into the budget, and its fix.
-pub(crate) const FILE_TOO_LARGE: (&str, &str) = (
+pub const FILE_TOO_LARGE: (&str, &str) = (
     "the regular expressions of the file take more than 32 MiB together",
     "use fewer of them, repeat less in them, or use globs of paths",
 );
 
 impl PatternBudget {
     /// Compiles a pattern, and takes its size from the budget.
-    pub(crate) fn compile(&mut self, text: &str) -> Result<Regex, PatternError> {
+    pub fn compile(&mut self, text: &str) -> Result<Regex, PatternError> {
         let mut builder = RegexBuilder::new(text);
         builder.dfa_size_limit(MAX_PATTERN_BYTES);
         for size in SIZES {

@@ -16,17 +16,17 @@ use super::{Facts, FailedExpressions, claims};
 use crate::http::TokenError;
 
 /// The claims of a verified token.
-pub(super) type Claims = Arc<Map<String, Value>>;
+pub type Claims = Arc<Map<String, Value>>;
 
 /// Finds and verifies the token of a request.
-pub(super) type Tokens = Arc<dyn Fn(&Facts<'_>, &ReadErrors) -> Token + Send + Sync>;
+pub type Tokens = Arc<dyn Fn(&Facts<'_>, &ReadErrors) -> Token + Send + Sync>;
 
 /// The result of verifying the token of a request.
-pub(super) struct Token {
+pub struct Token {
     /// The claims, or the reason that there are none.
-    pub(super) claims: Result<Claims, TokenError>,
+    pub claims: Result<Claims, TokenError>,
     /// The number of signatures that were verified.
-    pub(super) signatures: u8,
+    pub signatures: u8,
 }
 
 /// The result of verifying the token of a request.
@@ -104,7 +104,9 @@ impl<'a> Request<'a> {
     }
 
     #[cfg_attr(not(feature = "file"), expect(dead_code, reason = "expressions come with the rule file"))]
-    pub(super) fn failed_expressions(&self) -> Option<&FailedExpressions> {
+    #[doc(hidden)]
+    #[inline]
+    pub fn failed_expressions(&self) -> Option<&FailedExpressions> {
         self.failed
     }
 
@@ -296,7 +298,9 @@ impl<'a> Request<'a> {
         self.for_other_readings(number).fold(first, u64::max)
     }
 
-    pub(super) fn errors(&self) -> &ReadErrors {
+    #[doc(hidden)]
+    #[inline]
+    pub fn errors(&self) -> &ReadErrors {
         &self.errors
     }
 }

@@ -94,7 +94,6 @@ pub(crate) struct ResponseSettlement {
 /// When a request is counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "file", derive(serde::Deserialize, schemars::JsonSchema), serde(rename_all = "snake_case"))]
-#[cfg_attr(not(feature = "file"), expect(unreachable_pub, reason = "only a rule file names it"))]
 pub enum CountWhen {
     /// When it arrives. A response that does not count gives its units back.
     #[default]

@@ -58,7 +58,7 @@ pub struct Rule {
 
 /// What a rule needs the claims of a token for. Later variants include earlier ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum TokenUse {
+pub enum TokenUse {
     /// Nothing.
     #[default]
     Never,
@@ -158,8 +158,8 @@ impl Cost {
 
     /// Takes the result of an expression. If it fails, the request takes `when_error`, but never more than the quota,
     /// which would refuse the request forever. Without `when_error` it takes the whole quota.
-    #[cfg_attr(not(feature = "file"), expect(dead_code, reason = "expressions come with the rule file"))]
-    pub(super) fn expression(
+    #[doc(hidden)]
+    pub fn expression(
         cost: impl Fn(&Request<'_>) -> Option<u64> + Send + Sync + 'static,
         when_error: Option<u64>,
     ) -> Self {
@@ -247,7 +247,8 @@ impl Listing {
 
     /// Returns a list of every request and key.
     #[cfg_attr(not(feature = "file"), expect(dead_code, reason = "only files of envoyproxy/ratelimit have such rules"))]
-    pub(super) fn everything() -> Self {
+    #[doc(hidden)]
+    pub fn everything() -> Self {
         Self { everything: true, ..Self::default() }
     }
 
@@ -374,15 +375,22 @@ impl Rule {
         }
     }
 
+    /// Sets what is known of the expressions that the rule was made with.
+    #[doc(hidden)]
+    pub fn with_expressions(self, errors: Vec<ErrorCount>, token_use: TokenUse) -> Self {
+        Self { expression_errors: errors, expressions_read_token: token_use, ..self }
+    }
+
     /// Lets an observer see the demand on the limit.
     #[cfg(feature = "file")]
-    pub(super) fn observed_by(self, observer: Arc<Observer>) -> Self {
+    #[doc(hidden)]
+    pub fn observed_by(self, observer: Arc<Observer>) -> Self {
         Self { observer: Some(observer), ..self }
     }
 
     /// Lets the rule be checked by its name only. It matches no request.
-    #[cfg_attr(not(feature = "file"), expect(dead_code, reason = "only files of envoyproxy/ratelimit have such rules"))]
-    pub(super) fn by_name_only(mut self) -> Self {
+    #[doc(hidden)]
+    pub fn by_name_only(mut self) -> Self {
         self.by_name_only = true;
         self
     }
@@ -394,7 +402,33 @@ impl Rule {
         self.expressions_read_token.max(counting)
     }
 
-    pub(super) fn name(&self) -> &str {
+    /// Describes the numbers and the mode of a limit: `10 per 60 s (fixed_window), shadow`.
+    #[doc(hidden)]
+    pub fn description(&self) -> String {
+        let numbers = match self.numbers() {
+            _ if self.blocked.is_everything() => "blocked".to_owned(),
+            None => "unlimited".to_owned(),
+            Some(algorithm) => {
+                let name = match algorithm {
+                    Algorithm::FixedWindow(_) => "fixed_window",
+                    Algorithm::SlidingWindowLog(_) => "sliding_window_log",
+                    Algorithm::SlidingWindowCounter(_) => "sliding_window_counter",
+                    Algorithm::TokenBucket(_) => "token_bucket",
+                    Algorithm::LeakyBucket(_) => "leaky_bucket",
+                    Algorithm::Ban(_) => "ban",
+                };
+                format!("{} per {} s ({name})", algorithm.quota(), algorithm.window().as_secs())
+            }
+        };
+        match self.mode {
+            Mode::Enforced => numbers,
+            Mode::Shadow => format!("{numbers}, shadow"),
+            Mode::Disabled => format!("{numbers}, disabled"),
+        }
+    }
+
+    #[doc(hidden)]
+    pub fn name(&self) -> &str {
         match &self.bound {
             Bound::Rate(limit) => limit.name(),
             Bound::InFlight { name, .. } => name,
@@ -402,7 +436,6 @@ impl Rule {
     }
 
     /// Returns the algorithm with its numbers, if the rule limits a rate.
-    #[cfg_attr(not(feature = "file"), expect(dead_code, reason = "only rule files are compared"))]
     pub(super) fn numbers(&self) -> Option<&Algorithm> {
         match &self.bound {
             Bound::Rate(limit) => Some(limit.algorithm()),
@@ -571,7 +604,7 @@ impl Rule {
 }
 
 /// Checks the bound of a limit on requests in flight.
-pub(super) fn check_in_flight(max: u64) -> Result<(), InvalidLimit> {
+pub fn check_in_flight(max: u64) -> Result<(), InvalidLimit> {
     match max {
         0 => {
             let fix = "use 1 or more, or `blocked` to refuse every request";

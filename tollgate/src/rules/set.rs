@@ -47,7 +47,7 @@ use crate::limit_set::LimitSet;
 use crate::limiter::{Limiter, LimiterBuilder};
 
 /// More key parts than rules need, and few enough to hash on the stack.
-pub(super) const MAX_KEY_PARTS: usize = 8;
+pub const MAX_KEY_PARTS: usize = 8;
 
 /// A compiled set of rules. Clones are cheap.
 #[derive(Clone, Debug)]

@@ -15,9 +15,9 @@ const MAX_PARTS: usize = 10_000;
 
 /// A route that no request reaches, and a route that covers it, by their numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Shadowed {
-    pub(super) route: usize,
-    pub(super) by: usize,
+pub struct Shadowed {
+    pub route: usize,
+    pub by: usize,
 }
 
 impl Part {
@@ -28,7 +28,7 @@ impl Part {
 }
 
 /// Returns the routes that no request reaches, in their order.
-pub(super) fn shadowed(routes: &[Match]) -> Vec<Shadowed> {
+pub fn shadowed(routes: &[Match]) -> Vec<Shadowed> {
     if routes.iter().map(count_parts).fold(0, usize::saturating_add) > MAX_PARTS {
         return Vec::new();
     }
@@ -50,7 +50,7 @@ pub(super) fn shadowed(routes: &[Match]) -> Vec<Shadowed> {
 }
 
 /// Returns `true` if a path that matches the glob can begin with these whole segments.
-pub(super) fn can_begin_with(glob: &PathGlob, prefix: &str) -> bool {
+pub fn can_begin_with(glob: &PathGlob, prefix: &str) -> bool {
     let wanted = prefix.split('/').filter(|segment| !segment.is_empty());
     let mut globs = glob.segments.iter().map(Some).chain(std::iter::repeat(None));
     // After a `**`, everything is possible.

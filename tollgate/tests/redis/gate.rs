@@ -378,7 +378,7 @@ limits:
   - { name: per-ip, key: ip, algorithm: fixed_window, limit: 1, window: 10220d, ban: { after: 3, within: 1h, for: 2h } }
 ";
     std::fs::write(&path, text).unwrap();
-    let rules = tollgate::rules::file::RuleFile::load(&path).unwrap().compile().unwrap();
+    let rules = tollgate_config::RuleFile::load(&path).unwrap().compile().unwrap();
     let settings = RedisLimiter::builder(server.url()).store_timeout(Duration::from_secs(5));
     let gate = Gate::on_redis(rules, settings).await.unwrap();
     let check_from = async |peer: [u8; 4], number: u64| {
@@ -425,7 +425,7 @@ limits:
   - { name: site, key: 'header:x-site', algorithm: fixed_window, limit: 4000, window: 10220d, consistency: leased }
 ";
     std::fs::write(&path, text).unwrap();
-    let rules = tollgate::rules::file::RuleFile::load(&path).unwrap().compile().unwrap();
+    let rules = tollgate_config::RuleFile::load(&path).unwrap().compile().unwrap();
     let settings = RedisLimiter::builder(server.url()).store_timeout(Duration::from_secs(5));
     let gate = Gate::on_redis(rules, settings).await.unwrap();
     let peek =

@@ -112,7 +112,7 @@ async fn requests_of_unknown_address_share_one_count_if_the_layer_allows_them() 
 async fn an_expression_that_reads_an_unknown_address_is_refused() {
     for (when, expected) in [("request.ip == '192.0.2.1'", 500), ("request.method == 'GET'", 200)] {
         let text = format!("limits: [{{ name: a, limit: 9, window: 1h, match: {{ when: \"{when}\" }} }}]");
-        let rules = tollgate::rules::file::RuleFile::parse("tollgate.yaml", &text).unwrap().compile().unwrap();
+        let rules = tollgate_config::RuleFile::parse("tollgate.yaml", &text).unwrap().compile().unwrap();
         assert_eq!(status(Gate::in_memory(rules).unwrap()).await, expected, "{when}");
     }
 }

@@ -11,9 +11,9 @@ use time::OffsetDateTime;
 use tollgate::http::{Headers, Refusal, TokenError};
 use tollgate::internal::is_control_or_format;
 use tollgate::internal::limited::{KeyTexts, LimitedKey};
-use tollgate::rules::file::internal::LoggedKey;
 use tollgate::rules::{Facts, TrustedProxies};
 use tollgate::{Decision, Outcome, Source};
+use tollgate_config::internal::LoggedKey;
 
 use super::{AccessLog, MAX_HEADER_BYTES, MAX_TARGET_BYTES, cut};
 use crate::decisions::{DecisionLabel, source_name};

@@ -11,7 +11,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use smallvec::SmallVec;
 use tollgate::internal::{HeaderFact, HeaderLine, is_folded_by_servers, is_forwarding_header, reads_as};
 use tollgate::rules::TrustedProxies;
-use tollgate::rules::file::internal::{
+use tollgate_config::internal::{
     HeaderEdits, HeaderName as FileHeaderName, HeaderValueRule, RequestHeaderEdits, UnderscoreHeaders,
 };
 

@@ -15,7 +15,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Request, Uri, Version};
 use smallvec::SmallVec;
 use tollgate::Outcome;
 use tollgate::internal::HeaderFacts;
-use tollgate::rules::file::internal::{HostHeader, UpstreamHeader};
+use tollgate_config::internal::{HostHeader, UpstreamHeader};
 
 use super::headers::{self, Edits, Fate, HeaderFilter, HeaderKind};
 use super::{BodyLength, RequestHead, reads_body};

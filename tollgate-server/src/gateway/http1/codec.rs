@@ -540,7 +540,7 @@ fn is_connection_option(lines: HeadersView<'_>, name: &str) -> bool {
 mod tests {
     use proptest::prelude::*;
     use tollgate::rules::TrustedProxies;
-    use tollgate::rules::file::internal::UnderscoreHeaders;
+    use tollgate_config::internal::UnderscoreHeaders;
 
     use super::*;
 

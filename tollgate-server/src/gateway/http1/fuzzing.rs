@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 
 use tollgate::rules::TrustedProxies;
-use tollgate::rules::file::internal::UnderscoreHeaders;
+use tollgate_config::internal::UnderscoreHeaders;
 
 use super::body::{BodyDecoder, ChunkDecoder, Framing};
 use super::codec::{PlainRequest, ResponseHead};

@@ -29,7 +29,7 @@ use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tollgate::internal::read_bounded;
 use tollgate::rules::Certificate;
-use tollgate::rules::file::internal::{CertificateRule, SettingError, TlsRule};
+use tollgate_config::internal::{CertificateRule, SettingError, TlsRule};
 use x509_parser::prelude::{ASN1Time, FromDer, GeneralName, X509Certificate};
 
 use self::clients::ClientAuthorities;

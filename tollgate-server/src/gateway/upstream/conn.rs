@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
-use tollgate::rules::file::internal::UpstreamConnectionsRule;
+use tollgate_config::internal::UpstreamConnectionsRule;
 
 use super::addresses::HostAddresses;
 use super::slots::UpstreamSlot;

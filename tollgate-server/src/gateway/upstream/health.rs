@@ -12,7 +12,7 @@ use http::header::{HOST, USER_AGENT};
 use http::{HeaderValue, Request};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
-use tollgate::rules::file::internal::HealthCheckRule;
+use tollgate_config::internal::HealthCheckRule;
 
 use super::conn::{Delivery, Http1Conn, Repeatable, Usage};
 use super::connect::{self, ConnUse, Dialled};

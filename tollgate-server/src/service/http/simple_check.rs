@@ -182,7 +182,7 @@ mod tests {
     use hyper::service::Service as _;
     use hyper_util::service::TowerToHyperService;
     use tollgate::Gate;
-    use tollgate::rules::file::RuleFile;
+    use tollgate_config::RuleFile;
 
     use super::super::router;
     use super::*;
@@ -197,7 +197,7 @@ limits:
 ";
 
     async fn state() -> ServiceState {
-        let gate = Gate::open(&RuleFile::parse("rules.yaml", RULES).unwrap()).await.unwrap();
+        let gate = tollgate_config::open_gate(&RuleFile::parse("rules.yaml", RULES).unwrap()).await.unwrap();
         ServiceState { gate, decisions: Arc::new(Decisions::default()), tokens: None }
     }
 

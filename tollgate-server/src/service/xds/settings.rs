@@ -14,8 +14,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
-use tollgate::rules::file::internal::{SettingError, XdsRule};
-use tollgate::rules::file::{Parsed, Problems};
+use tollgate_config::internal::{SettingError, XdsRule};
+use tollgate_config::{Parsed, Problems};
 use tonic::codegen::Service;
 use tonic::transport::{Channel, Endpoint};
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use tollgate::Timestamp;
-use tollgate::rules::file::Parsed;
+use tollgate_config::Parsed;
 
 use super::tally::{Denials, KeyTally};
 use super::threshold::{Metric, Share, Threshold};

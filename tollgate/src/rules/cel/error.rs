@@ -11,7 +11,7 @@ use super::steps::LOOP_RANGE;
 ///
 /// `Display` omits the position, because the reader of the file knows where the text begins in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ExpressionError {
+pub struct ExpressionError {
     position: Option<TextPosition>,
     problem: String,
     fix: String,
@@ -19,9 +19,9 @@ pub(crate) struct ExpressionError {
 
 /// A position in the text of an expression, in characters from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct TextPosition {
-    pub(crate) line: usize,
-    pub(crate) column: usize,
+pub struct TextPosition {
+    pub line: usize,
+    pub column: usize,
 }
 
 impl ExpressionError {
@@ -38,17 +38,17 @@ impl ExpressionError {
     }
 
     /// Returns the problem, without the fix.
-    pub(crate) fn problem(&self) -> &str {
+    pub fn problem(&self) -> &str {
         &self.problem
     }
 
     /// Returns the fix.
-    pub(crate) fn fix(&self) -> &str {
+    pub fn fix(&self) -> &str {
         &self.fix
     }
 
     /// Returns the position, or `None` for the whole expression.
-    pub(crate) fn position(&self) -> Option<TextPosition> {
+    pub fn position(&self) -> Option<TextPosition> {
         self.position
     }
 }
@@ -76,7 +76,7 @@ impl std::error::Error for ExpressionError {}
 /// The reason that an expression failed for a request. `Display` repeats little of what the client sent, and no control
 /// characters.
 #[derive(Debug)]
-pub(crate) enum EvaluationError {
+pub enum EvaluationError {
     /// The interpreter failed.
     Failed(Box<ExecutionError>),
     /// The result has another type than the field needs. Only a claim can cause this.

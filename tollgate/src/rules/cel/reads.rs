@@ -14,13 +14,13 @@ use super::variables::TOKENS;
 
 /// An unguarded read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct UnguardedRead {
+pub struct UnguardedRead {
     /// The position in the expression.
-    pub(crate) position: Option<TextPosition>,
+    pub position: Option<TextPosition>,
     /// The read as written: `request.query["page"]`.
-    pub(crate) text: String,
+    pub text: String,
     /// A condition that is true if the entry is present: `"page" in request.query`.
-    pub(crate) guard: String,
+    pub guard: String,
 }
 
 /// An entry of one of a request's maps, or of an object in a claim.

@@ -10,7 +10,7 @@ use crate::units::Timestamp;
 
 /// The claims of a token with a valid signature. Cheap to clone.
 #[derive(Clone, Debug)]
-pub(crate) struct Claims(Arc<ParsedClaims>);
+pub struct Claims(Arc<ParsedClaims>);
 
 #[derive(Debug)]
 struct ParsedClaims {
@@ -51,7 +51,7 @@ impl Claims {
     }
 
     /// Returns all claims.
-    pub(crate) fn map(&self) -> Arc<Map<String, Value>> {
+    pub fn map(&self) -> Arc<Map<String, Value>> {
         self.0.claims.clone()
     }
 }

@@ -35,10 +35,10 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
-    pub(crate) const ALL: [Self; 4] = [Self::Hs256, Self::Rs256, Self::Es256, Self::EdDsa];
+    pub const ALL: [Self; 4] = [Self::Hs256, Self::Rs256, Self::Es256, Self::EdDsa];
 
     /// Returns the name in tokens and rule files.
-    pub(crate) fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Self::Hs256 => "HS256",
             Self::Rs256 => "RS256",
@@ -219,7 +219,7 @@ fn of_jwk(jwk: &Map<String, Value>) -> Option<Key> {
 
 /// Keys that cannot be used: the file, the problem, and the fix.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct InvalidKeys {
+pub struct InvalidKeys {
     problem: String,
     fix: String,
 }
@@ -233,11 +233,11 @@ impl InvalidKeys {
         Self::new(name, format_args!("cannot be read: {error}"), "name a file that this process may read")
     }
 
-    pub(crate) fn problem(&self) -> &str {
+    pub fn problem(&self) -> &str {
         &self.problem
     }
 
-    pub(crate) fn fix(&self) -> &str {
+    pub fn fix(&self) -> &str {
         &self.fix
     }
 }

@@ -11,7 +11,7 @@ const SCHEME: &str = "Bearer ";
 
 /// Where a request carries its token. The default is `Authorization`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum TokenSource {
+pub enum TokenSource {
     /// In a header. The prefix `Bearer` is required only in `Authorization`.
     Header(HeaderName),
     Cookie(String),
@@ -26,7 +26,7 @@ impl Default for TokenSource {
 
 impl TokenSource {
     /// Returns the unverified token. Several differing values are recorded as an error.
-    pub(crate) fn token<'a>(&self, facts: &Facts<'a>, errors: &ReadErrors) -> Option<Cow<'a, str>> {
+    pub fn token<'a>(&self, facts: &Facts<'a>, errors: &ReadErrors) -> Option<Cow<'a, str>> {
         match self {
             Self::Header(name) => {
                 let value = header::header(facts.all_headers()?, name, errors)?;

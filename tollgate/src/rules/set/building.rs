@@ -98,29 +98,31 @@ impl RuleSetBuilder {
     }
 
     /// Sets the function that verifies tokens.
-    #[cfg_attr(not(feature = "file"), expect(dead_code, reason = "tokens come with the rule file"))]
-    pub(in crate::rules) fn tokens(mut self, tokens: Tokens) -> Self {
+    #[doc(hidden)]
+    pub fn tokens(mut self, tokens: Tokens) -> Self {
         self.tokens = Some(tokens);
         self
     }
 
     /// Sets the challenge for clients without a valid token, which then get a 401.
-    #[cfg_attr(not(feature = "file"), expect(dead_code, reason = "tokens come with the rule file"))]
-    pub(in crate::rules) fn challenge(mut self, challenge: Challenge) -> Self {
+    #[doc(hidden)]
+    pub fn challenge(mut self, challenge: Challenge) -> Self {
         self.challenge = Some(challenge);
         self
     }
 
     /// Sets whether the decision service denies requests that no rule applies to, and unknown plans.
     #[cfg(feature = "file")]
-    pub(in crate::rules) fn deny_unknown(mut self, deny: bool) -> Self {
+    #[doc(hidden)]
+    pub fn deny_unknown(mut self, deny: bool) -> Self {
         self.deny_unknown = deny;
         self
     }
 
     /// Sets the domains of envoyproxy/ratelimit's configuration, whose rules are added like others.
     #[cfg(feature = "file")]
-    pub(in crate::rules) fn domains(mut self, domains: Domains) -> Self {
+    #[doc(hidden)]
+    pub fn domains(mut self, domains: Domains) -> Self {
         self.domains = domains;
         self
     }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use testkit::redis::RedisServer;
 use testkit::wait::poll;
-use tollgate::rules::file::RuleFile;
 use tollgate::{Decision, Gate, Source};
+use tollgate_config::RuleFile;
 
 /// The longest that a recovery may take: probes are at most a second apart.
 const RECOVERY: Duration = Duration::from_secs(20);
@@ -21,7 +21,7 @@ limits: [{{ name: per-user, key: 'header:x-user-id', limit: 10000, window: 10220
         server.url()
     );
     let file = RuleFile::parse("tollgate.yaml", text).expect("a valid file").in_folder(folder);
-    Gate::open(&file).await.expect("the files are there")
+    tollgate_config::open_gate(&file).await.expect("the files are there")
 }
 
 /// Copies the files of a client from the server.

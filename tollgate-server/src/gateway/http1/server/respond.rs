@@ -11,7 +11,7 @@ use http::header::CONNECTION;
 use http::{HeaderValue, Response, StatusCode};
 use tollgate::Outcome;
 use tollgate::internal::WrittenResponse;
-use tollgate::rules::file::internal::UpstreamHeader;
+use tollgate_config::internal::UpstreamHeader;
 
 use super::client_io::BodyError;
 use super::{AllowedRequest, Http1Server, NextStep, UnsettledResponse};

@@ -18,7 +18,7 @@ use rustls::{RootCertStore, ServerConfig, ServerConnection};
 use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
-use tollgate::rules::file::internal::{ClientCertificates, SettingError};
+use tollgate_config::internal::{ClientCertificates, SettingError};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::{bad, read};
