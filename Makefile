@@ -47,13 +47,14 @@ install-browser:
 
 # Every feature that a user can choose is checked by itself, so that none leans on another by accident; the tests run with
 # none of them and with all.
-FEATURES := tokio uuid http rules file redis redis,rules
+FEATURES := tokio uuid http redis redis,http
 
 test-library:
 	cargo test -p tollgate --no-default-features
 	# Without the tests, whose dependencies would enable features that the library lacks.
 	for feature in $(FEATURES); do cargo check -p tollgate --no-default-features --features=$$feature || exit 1; done
-	cargo check -p tollgate-tower
+	for feature in "" file redis; do cargo check -p tollgate-rules --features=$$feature || exit 1; done
+	cargo check -p tollgate-config -p tollgate-tower
 	# The server without traces; the other tests have them.
 	cargo check -p tollgate-server --all-targets
 

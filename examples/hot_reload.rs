@@ -9,8 +9,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::routing::get;
-use tollgate::Gate;
-use tollgate::rules::RuleSet;
+use tollgate_rules::{Gate, RuleSet};
 use tollgate_config::RuleFile;
 use tollgate_tower::RateLimitLayer;
 

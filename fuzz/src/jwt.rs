@@ -9,8 +9,7 @@ use http::header::AUTHORIZATION;
 use http::{HeaderMap, HeaderValue};
 use serde_json::{Map, Value};
 use sha2::Sha256;
-use tollgate::Gate;
-use tollgate::rules::Facts;
+use tollgate_rules::{Facts, Gate};
 use tollgate_config::RuleFile;
 
 use crate::gates;

@@ -3,11 +3,10 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use tollgate::Source;
 use tollgate::http::{Refusal, TokenError};
-use tollgate::rules::Missing;
-use tollgate::rules::TokenStatus;
-use tollgate::{Outcome, Source};
 use tollgate_config::internal::{FailurePolicy, LimitRule, ListRule};
+use tollgate_rules::{Missing, Outcome, TokenStatus};
 
 use crate::counter::Counter;
 use crate::unknown::Unknowns;

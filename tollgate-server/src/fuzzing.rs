@@ -11,10 +11,10 @@ use hyper::service::Service as _;
 use hyper_util::service::TowerToHyperService;
 use prost::Message as _;
 use tokio::runtime::{Builder, Runtime};
-use tollgate::rules::RuleSet;
-use tollgate::{Gate, Limiter, ManualClock, Timestamp};
+use tollgate::{Limiter, ManualClock, Timestamp};
 use tollgate_config::RuleFile;
 use tollgate_config::internal::DomainConfig;
+use tollgate_rules::{Gate, RuleSet};
 
 pub use crate::gateway::http1_fuzzing::{
     Http1Body, Http1End, Http1Framing, Http1Request, Http1Response, read_request_chunks, read_requests, read_response,

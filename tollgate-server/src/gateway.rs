@@ -5,7 +5,7 @@
 //! Both read requests into the same [`head`]. Every wait for a client or an upstream has a deadline; those that move
 //! while a request is in flight are in [`deadline`].
 //!
-//! Deliberately not here: rate-limit decisions. [`tollgate::Gate`] makes them.
+//! Deliberately not here: rate-limit decisions. [`tollgate_rules::Gate`] makes them.
 
 mod access_log;
 mod buffer_budget;
@@ -46,9 +46,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use arc_swap::ArcSwap;
 use http::HeaderMap;
 use tokio::sync::watch as signal;
-use tollgate::Gate;
 use tollgate_config::internal::{Address, GatewayRule};
 use tollgate_config::{Parsed, Problems};
+use tollgate_rules::Gate;
 
 use self::buffer_budget::BufferBudget;
 use self::deadline::Ticks;

@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::{Instant, MissedTickBehavior, interval};
-use tollgate::Gate;
-use tollgate::internal::limited::{KeyTexts, LimitedKeys};
+use tollgate_rules::Gate;
+use tollgate_rules::internal::limited::{KeyTexts, LimitedKeys};
 
 pub(crate) use self::display::{key_text, printable};
 pub(crate) use self::history::{History, TopEntry, TopList, TopQuery, Window};
@@ -149,8 +149,8 @@ impl Limited {
 #[cfg(test)]
 mod tests {
     use testkit::redis::RedisServer;
-    use tollgate::internal::limited::LimitedKind;
     use tollgate_config::RuleFile;
+    use tollgate_rules::internal::limited::LimitedKind;
 
     use super::*;
 

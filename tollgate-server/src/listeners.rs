@@ -17,9 +17,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
-use tollgate::internal::limited::KeyTexts;
 use tollgate_config::Parsed;
 use tollgate_config::internal::Listener;
+use tollgate_rules::internal::limited::KeyTexts;
 
 use self::running::{Running, Starting, Stopping};
 use self::wanted::{Wanted, unprotected_listener, wanted};
@@ -27,13 +27,12 @@ pub(crate) use self::wanted::{problems, wants_service};
 use crate::descriptors::{self, Plan, TooFewDescriptors};
 use crate::gateway::Gateway;
 use crate::listening::{Ending, ListenError};
-use crate::notice;
 use crate::passed_sockets::{ListenerName, Owner, PassedSocket, PassedSockets};
 use crate::reload::changes::CliOverrides;
 use crate::server_state::ServerState;
-use crate::service;
 use crate::service::Stop;
 use crate::service::surfaces::Surface;
+use crate::{notice, service};
 
 /// The listeners of the server.
 pub(crate) struct Listeners {

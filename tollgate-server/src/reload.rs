@@ -21,10 +21,10 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
-use tollgate::Gate;
 use tollgate::redis::{PublishError, PublishedRules, Repairs};
 use tollgate_config::internal::SettingError;
 use tollgate_config::{Parsed, Problems, RuleFile};
+use tollgate_rules::Gate;
 
 use self::api::{
     ChangeKind, ChangeRefused, ChangeRequest, CurrentRules, Reach, RuleChange, RulesChanged, parse, publishable,
@@ -82,7 +82,7 @@ pub(crate) struct Reload {
     /// The last valid file. Its store is in force.
     file: Parsed,
     /// Its compiled rules, so that returning to them needs no disk.
-    compiled: tollgate::rules::RuleSet,
+    compiled: tollgate_rules::RuleSet,
     /// The rules in force, for log lines: the file's, published ones, or those of the admin API.
     rules: WrittenRules,
     /// Whether `rules` are not the file's.

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tollgate::Gate;
+use tollgate_rules::Gate;
 
 use crate::admin::key_hash::KeyDisplay;
 use crate::bans::Bans;

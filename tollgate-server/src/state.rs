@@ -16,10 +16,10 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
-use tollgate::internal::open_regular;
-use tollgate::{Gate, RestoreError, Restored, Timestamp};
-use tollgate_config::OpenError;
-use tollgate_config::Parsed;
+use tollgate::{RestoreError, Restored, Timestamp};
+use tollgate_config::{OpenError, Parsed};
+use tollgate_rules::Gate;
+use tollgate_rules::internal::open_regular;
 
 use crate::tools::words::counted;
 use crate::{atomic_file, notice};

@@ -11,8 +11,10 @@ mod otlp;
 #[cfg(feature = "otlp")]
 mod queue;
 
+use tollgate::Decision;
+use tollgate_rules::Outcome;
+
 pub(crate) use self::context::{TRACEPARENT, TRACESTATE, TraceParent};
-use tollgate::{Decision, Outcome};
 
 #[cfg(not(feature = "otlp"))]
 pub(crate) use self::off::{RequestSpan, is_on, start, write_metrics};

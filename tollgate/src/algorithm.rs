@@ -90,9 +90,9 @@ pub(crate) struct Step<Edit> {
 
 /// An earlier charge that is to be given back.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Charge {
-    pub(crate) at: u64,
-    pub(crate) cost: u64,
+pub struct Charge {
+    pub at: u64,
+    pub cost: u64,
 }
 
 /// A charge of units that were spent already, whatever the quota is.
@@ -131,7 +131,6 @@ pub(crate) trait LimitAlgorithm {
 
     /// Returns the change that gives back units of unknown charges, the newest first, and how many units it gives back.
     /// Call it again for the rest, until it returns `None`.
-    #[cfg_attr(not(feature = "rules"), allow(dead_code, reason = "only gates refund without a receipt"))]
     fn credit(&self, cells: &impl StateWords, now: u64, units: u64) -> Option<(Self::Edit, u64)> {
         self.refund(cells, now, Charge { at: now, cost: units }).map(|edit| (edit, units))
     }
@@ -236,7 +235,8 @@ impl Algorithm {
         }
     }
 
-    pub(crate) fn quota(&self) -> u64 {
+    #[doc(hidden)]
+    pub fn quota(&self) -> u64 {
         match self {
             Self::TokenBucket(spec) => spec.capacity,
             Self::LeakyBucket(spec) => spec.capacity,
@@ -249,8 +249,8 @@ impl Algorithm {
 
     /// Returns the strictest of each number of both, which admits no more than either. Algorithms of different kinds
     /// cannot be compared.
-    #[cfg_attr(not(feature = "rules"), allow(dead_code, reason = "only rules have overrides"))]
-    pub(crate) fn strictest(self, other: Self) -> Self {
+    #[doc(hidden)]
+    pub fn strictest(self, other: Self) -> Self {
         match (self, other) {
             (Self::TokenBucket(one), Self::TokenBucket(other)) => one.strictest(other).into(),
             (Self::LeakyBucket(one), Self::LeakyBucket(other)) => one.strictest(other).into(),
@@ -261,7 +261,8 @@ impl Algorithm {
         }
     }
 
-    pub(crate) fn window(&self) -> Duration {
+    #[doc(hidden)]
+    pub fn window(&self) -> Duration {
         match self {
             Self::TokenBucket(spec) => spec.window(),
             Self::LeakyBucket(spec) => spec.window(),

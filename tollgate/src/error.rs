@@ -18,7 +18,8 @@ impl InvalidLimit {
         Self { limit: None, field, problem, fix: fix.into() }
     }
 
-    pub(crate) fn of_limit(mut self, name: &str) -> Self {
+    #[doc(hidden)]
+    pub fn of_limit(mut self, name: &str) -> Self {
         self.limit = Some(name.chars().take(80).collect());
         self
     }

@@ -28,31 +28,23 @@
 //! Not here: a server, a clock, anything asynchronous, and the decision whether to refuse.
 
 mod body;
-#[cfg(feature = "rules")]
 mod cors;
 mod families;
 mod fields;
-mod grpc;
+pub(crate) mod grpc;
 pub(crate) mod headers;
-mod policy;
+pub(crate) mod policy;
 pub(crate) mod refusal;
 pub(crate) mod response;
 
 use std::time::Duration;
 
 pub use self::body::{Body, Template};
-#[cfg(feature = "rules")]
 pub use self::cors::Cors;
 pub use self::families::{Families, HeaderFamily, InvalidResponse};
-#[cfg(feature = "rules")]
-pub(crate) use self::grpc::http_status as http_status_of_grpc;
 pub use self::grpc::is_grpc;
 pub use self::headers::Headers;
 pub use self::policy::Policy;
-#[cfg(feature = "file")]
-pub(crate) use self::policy::percent_encoded;
-#[cfg(feature = "rules")]
-pub(crate) use self::refusal::Challenge;
 pub use self::refusal::{Refusal, RefusalBuilder, TokenError, UnreadableRequest};
 
 /// Returns whole seconds, rounded up, so that a client that waits this long has waited long enough.

@@ -102,7 +102,8 @@ impl Limit {
     }
 
     /// Creates a ban, which only a [`LimitSet`](crate::LimitSet) or a rule has.
-    pub(crate) fn ban(name: impl Into<String>, ban: Ban) -> Result<Self, InvalidLimit> {
+    #[doc(hidden)]
+    pub fn ban(name: impl Into<String>, ban: Ban) -> Result<Self, InvalidLimit> {
         Self::new(name, ban)
     }
 
@@ -203,7 +204,8 @@ impl Limit {
     }
 
     /// Returns this limit with the consistency, the store and the failure policy of another one.
-    pub(crate) fn with_settings_of(mut self, other: &Self) -> Self {
+    #[doc(hidden)]
+    pub fn with_settings_of(mut self, other: &Self) -> Self {
         let inner = Arc::make_mut(&mut self.0);
         inner.consistency = other.0.consistency;
         inner.store.clone_from(&other.0.store);

@@ -63,7 +63,6 @@ impl Rate {
     }
 
     /// Returns the rate that gives fewer units, or this one if both give as many.
-    #[cfg_attr(not(feature = "rules"), allow(dead_code, reason = "only rules have overrides"))]
     pub(crate) fn slower(self, other: Self) -> Self {
         let units = |one: Self, period: Duration| u128::from(one.count).saturating_mul(period.as_micros());
         if units(other, self.period) < units(self, other.period) { other } else { self }

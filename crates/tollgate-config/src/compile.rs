@@ -7,10 +7,11 @@ use std::sync::Arc;
 
 use tollgate::Ban;
 use tollgate::http::{Body, Cors, HeaderFamily, TokenError};
-use tollgate::internal::config::cel::{Expression, ExpressionError, Input};
-use tollgate::internal::config::{Challenge, CountWhen, ErrorCount, Token, TokenUse, Tokens, jwt};
-use tollgate::internal::demand::LearningLimit;
-use tollgate::rules::{
+use tollgate::internal::Challenge;
+use tollgate_rules::internal::config::cel::{Expression, ExpressionError, Input};
+use tollgate_rules::internal::config::{CountWhen, ErrorCount, Token, TokenUse, Tokens, jwt};
+use tollgate_rules::internal::demand::LearningLimit;
+use tollgate_rules::{
     Cost, ExpressionField, InvalidNetwork, Listing, Match, Mode, Networks, PathCase, Request, Routes, Rule, RuleSet,
     StatusSet, TrustedProxies,
 };

@@ -17,13 +17,13 @@ use std::time::Duration;
 
 use ring::digest;
 use serde_json::Value;
-use tollgate::internal::config::{Child, Counting, DescriptorNode, joined};
-use tollgate::internal::envoy::{DescriptorLimit, Domains, Unit};
 use tollgate::internal::is_control_or_format;
-use tollgate::rules::{KeyPart, Listing, Mode, Rule};
 use tollgate::{
     Algorithm, FixedWindow, InvalidLimit, LeakyBucket, Limit, Rate, SlidingWindowCounter, SlidingWindowLog, TokenBucket,
 };
+use tollgate_rules::internal::config::{Child, Counting, DescriptorNode, joined};
+use tollgate_rules::internal::envoy::{DescriptorLimit, Domains, Unit};
+use tollgate_rules::{KeyPart, Listing, Mode, Rule};
 
 use self::checks::Checks;
 use super::problem::{Position, Problems};

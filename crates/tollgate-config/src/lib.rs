@@ -47,8 +47,8 @@ use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use tollgate::internal::demand::LearningLimits;
-use tollgate::internal::read_up_to;
+use tollgate_rules::internal::demand::LearningLimits;
+use tollgate_rules::internal::read_up_to;
 
 use self::envoy::{DomainConfig, EnvoyRules};
 use self::node::Node;

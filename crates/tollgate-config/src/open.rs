@@ -5,7 +5,8 @@ use std::io::Read;
 
 #[cfg(feature = "redis")]
 use tollgate::redis::RedisLimiter;
-use tollgate::{Gate, InvalidLimit, Limiter, LimiterBuilder, RestoreError, Restored};
+use tollgate::{InvalidLimit, Limiter, LimiterBuilder, RestoreError, Restored};
+use tollgate_rules::Gate;
 
 use crate::{Parsed, Problems};
 

@@ -7,8 +7,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use tollgate::InvalidLimit;
-use tollgate::internal::config::PatternBudget;
 use tollgate::internal::is_control_or_format;
+use tollgate_rules::internal::config::PatternBudget;
 
 /// More than people read at once, and a bound on the output for a hostile file.
 const MAX_REPORTED: usize = 100;

@@ -2,8 +2,7 @@
 
 use std::path::PathBuf;
 
-use tollgate::internal::config::check_pem_file;
-use tollgate::redis::{Layout, RedisSettings};
+use tollgate::redis::{Layout, RedisSettings, check_pem_file};
 
 use super::forms::StoreUrl;
 use super::setting_error::SettingError;

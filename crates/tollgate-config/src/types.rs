@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use tollgate::rules::PathReading;
+use tollgate_rules::PathReading;
 
 use super::forms::{ByteSize, ContentType, DurationText, StoreName};
 

@@ -6,12 +6,12 @@ use std::sync::Once;
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Response, StatusCode};
-use tollgate::internal::layer::{CostMistake, ReportedCost};
+use tollgate_rules::internal::layer::{CostMistake, ReportedCost};
 
 /// The actual cost of a request, for a handler that knows it only afterwards. Inserted into the response's extensions,
 /// it settles every limit whose cost was an estimate, or one limit by name, in every layer around the handler.
 ///
-/// Give the limit an estimate with [`Rule::cost`](tollgate::rules::Rule::cost): it is taken when the request arrives, and the
+/// Give the limit an estimate with [`Rule::cost`](tollgate_rules::Rule::cost): it is taken when the request arrives, and the
 /// actual cost replaces it. An actual cost that belongs to no limit of any layer is a mistake. In debug builds, the
 /// outermost layer answers with 500 and says what is wrong; in release builds, it writes one line to stderr.
 ///

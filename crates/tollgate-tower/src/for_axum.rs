@@ -14,7 +14,7 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{Request, Response, StatusCode};
 use pin_project_lite::pin_project;
-use tollgate::{Gate, InFlightPermit};
+use tollgate_rules::{Gate, InFlightPermit};
 use tower_layer::Layer;
 use tower_service::Service;
 

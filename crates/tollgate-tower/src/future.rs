@@ -12,14 +12,14 @@ use http::header::CONTENT_LENGTH;
 use http::{Method, Request, Response};
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
+use tollgate::http::{Refusal, is_grpc};
 use tower_service::Service;
 
 use super::cost::{ActualCost, Polling};
 use super::limits::{Limits, report_unknown_address};
-use tollgate::http::{Refusal, is_grpc};
 #[cfg(feature = "axum")]
-use tollgate::internal::layer::Admitted;
-use tollgate::{InFlightPermit, Outcome};
+use tollgate_rules::internal::layer::Admitted;
+use tollgate_rules::{InFlightPermit, Outcome};
 
 pub(super) use super::tunnel::Tunnel;
 

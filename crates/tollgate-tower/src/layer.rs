@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{Extensions, Response};
-use tollgate::rules::{Facts, KeyPart, Request, Rule, RuleSet};
-use tollgate::{Gate, InvalidLimit, Limit, Outcome};
+use tollgate::{InvalidLimit, Limit};
+use tollgate_rules::{Facts, Gate, KeyPart, Outcome, Request, Rule, RuleSet};
 use tower_layer::Layer;
 
 use super::limits::{Limits, UnknownAddress};

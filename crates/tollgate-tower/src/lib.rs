@@ -34,7 +34,7 @@
 //! # Why it is separate
 //!
 //! The layer is the only part of Tollgate that knows tower. It decides nothing by itself: it collects the facts of a
-//! request, asks a [`Gate`](tollgate::Gate), and passes the request on or answers it. There is deliberately no server in
+//! request, asks a [`Gate`](tollgate_rules::Gate), and passes the request on or answers it. There is deliberately no server in
 //! it, no store, and neither TLS nor a gRPC library: responses to gRPC clients need only headers.
 #![cfg_attr(feature = "axum", doc = "")]
 #![cfg_attr(

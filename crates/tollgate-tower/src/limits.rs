@@ -6,9 +6,10 @@ use std::sync::{Arc, Once};
 
 use bytes::Bytes;
 use http::{Extensions, Request, Response, Uri};
-use tollgate::internal::layer::{Finders, UNKNOWN_ADDRESS};
-use tollgate::rules::{Facts, RuleSet};
-use tollgate::{Decision, Gate, Outcome};
+use tollgate::Decision;
+use tollgate::internal::UNKNOWN_ADDRESS;
+use tollgate_rules::internal::layer::Finders;
+use tollgate_rules::{Facts, Gate, Outcome, RuleSet};
 
 /// Finds the peer address in the extensions of a request.
 type FindPeer = Arc<dyn Fn(&Extensions) -> Option<IpAddr> + Send + Sync>;

@@ -65,12 +65,13 @@
 //! # Ok::<(), tollgate::InvalidLimit>(())
 //! ```
 //!
-//! With a [`Gate`](tollgate::Gate), a rule finds the plan in the request. Take it from a verified source, such as a token
+//! With a [`Gate`](tollgate_rules::Gate), a rule finds the plan in the request. Take it from a verified source, such as a token
 //! or an extension that your authentication layer sets: clients must not choose their plan.
 //!
 //! ```
-//! use tollgate::rules::{KeyPart, Rule, RuleSet};
-//! use tollgate::{FixedWindow, Gate, Limit, MINUTE};
+//! use tollgate_rules::{KeyPart, Rule, RuleSet};
+//! use tollgate::{FixedWindow, Limit, MINUTE};
+//! use tollgate_rules::Gate;
 //!
 //! #[derive(Clone)]
 //! struct Account {
@@ -92,8 +93,9 @@
 //! A [`ManualClock`](tollgate::ManualClock) moves only when you move it. Limiters and gates accept it:
 //!
 //! ```
-//! use tollgate::rules::{Rule, RuleSet};
-//! use tollgate::{FixedWindow, Gate, Limit, Limiter, MINUTE, ManualClock, Timestamp};
+//! use tollgate_rules::{Rule, RuleSet};
+//! use tollgate::{FixedWindow, Limit, Limiter, ManualClock, Timestamp, MINUTE};
+//! use tollgate_rules::Gate;
 //!
 //! let clock = ManualClock::at(Timestamp::from_secs(1_700_000_000));
 //! let limit = Limit::new("all", FixedWindow::new(10, MINUTE))?;

@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body::Body;
-use tollgate::internal::layer::ByAddress;
+use tollgate_rules::internal::layer::ByAddress;
 use tower_service::Service;
 
 use super::future::{Kept, Outgoing, PENDING_FOR, ResponseBody, ResponseFuture, Stage, Tunnel, refusal};
@@ -17,7 +17,7 @@ use super::limits::Limits;
 /// It is always ready, unless the inner service has failed. A denied request is answered at once, even if the inner
 /// service has no capacity. An allowed request waits for it. If the caller drops the request meanwhile, or the service
 /// fails before it is called, the units the request took are refunded. After the call, only the response of the service
-/// gives units back ([`Rule::count`](tollgate::rules::Rule::count)): an error in its place, or a dropped future, does not.
+/// gives units back ([`Rule::count`](tollgate_rules::Rule::count)): an error in its place, or a dropped future, does not.
 pub struct RateLimit<S> {
     inner: S,
     /// `true` if `inner` has reported that it is ready, and has not been called since.

@@ -29,7 +29,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream
 use tokio::sync::oneshot;
 use tokio::task::coop::unconstrained;
 use tokio::time::timeout;
-use tollgate::InFlightPermit;
+use tollgate_rules::InFlightPermit;
 
 /// Bytes in the pipe in each direction: two frames of the largest size that most WebSocket libraries write at once.
 const PIPE_BYTES: usize = 16 << 10;

@@ -11,10 +11,10 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tollgate::internal::limited::{KeyTexts, LimitedKey};
-use tollgate::rules::{KeyError, NamedRule, RuleSet};
-use tollgate::{Decision, RuleExplained, RuleState};
+use tollgate::Decision;
 use tollgate_config::internal::DurationText;
+use tollgate_rules::internal::limited::{KeyTexts, LimitedKey};
+use tollgate_rules::{KeyError, NamedRule, RuleExplained, RuleSet, RuleState};
 
 use super::access::Caller;
 use super::key_hash::{KeyDisplay, key_hash};

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
-use tollgate::Gate;
 use tollgate_config::Parsed;
 use tollgate_config::internal::Address;
+use tollgate_rules::Gate;
 
 use super::{Error, StoreArgument, print, whole_number};
 use crate::bans::Bans;

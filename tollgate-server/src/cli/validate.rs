@@ -3,10 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
-use tollgate::Gate;
-use tollgate_config::OpenError;
 use tollgate_config::internal::SettingError;
-use tollgate_config::{LoadError, Parsed, Problem, Problems, Severity};
+use tollgate_config::{LoadError, OpenError, Parsed, Problem, Problems, Severity};
+use tollgate_rules::Gate;
 
 use super::{Completion, Error, print};
 use crate::{config, listeners};

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc as events};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
-use tollgate::Gate;
+use tollgate_rules::Gate;
 
 use super::channel::Channel;
 use super::{Offer, OfferedSocket, Ready, Reply};

@@ -5,10 +5,10 @@ use std::net::IpAddr;
 
 use schemars::JsonSchema;
 use serde::Serialize;
+use tollgate::Decision;
 use tollgate::http::TokenError;
-use tollgate::rules::TokenStatus;
-use tollgate::{Decision, RuleExplained, RuleState};
 use tollgate_config::internal::RouteRule;
+use tollgate_rules::{RuleExplained, RuleState, TokenStatus};
 
 use super::overall::reason;
 use super::{Counts, Explained, FactHeader, FactValue, Routed, path_reading};

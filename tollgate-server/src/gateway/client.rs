@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use http::HeaderValue;
 use hyper::body::Body;
-use tollgate::rules::{Certificate, Facts};
+use tollgate_rules::{Certificate, Facts};
 
 use super::buffer_budget::{Overloaded, STEP_BYTES};
 use super::deadline::{ClientTimeouts, NEVER, Tick, Ticks, Wait};

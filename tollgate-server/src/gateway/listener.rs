@@ -17,9 +17,9 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::server::TlsStream;
-use tollgate::rules::Certificate;
 use tollgate_config::Parsed;
 use tollgate_config::internal::{Address, GatewayRule, SettingError};
+use tollgate_rules::Certificate;
 
 use self::tls::{CERTIFICATE_GRACE, CertificateLease, CertificateReloads, Tls, TlsInUse};
 use super::client::{Client, Scheme};

@@ -6,7 +6,8 @@ use bytes::Bytes;
 use http::header::{ALLOW, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, DATE, HOST, RETRY_AFTER};
 use http::{HeaderValue, Response, StatusCode};
 use serde::Serialize;
-use tollgate::internal::{HeaderLine, Unreadable};
+use tollgate::internal::HeaderLine;
+use tollgate_rules::internal::Unreadable;
 
 use super::client::Client;
 use super::failure::{Failure, MALFORMED};

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use tollgate::internal::Unreadable;
+use tollgate_rules::internal::Unreadable;
 
 use super::Gateway;
 use super::listener::Port;

@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
-use tollgate::internal::{CachedGate, Unreadable};
-use tollgate::{Check, InFlightPermit, Outcome};
 use tollgate_config::internal::UpstreamHeader;
+use tollgate_rules::internal::{CachedGate, Unreadable};
+use tollgate_rules::{Check, InFlightPermit, Outcome};
 
 use super::access_log::{Completion, Record};
 use super::client::{Client, Peer, Scheme};

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use http::StatusCode;
-use tollgate::Outcome;
 use tollgate::http::Refusal;
-use tollgate::internal::Unreadable;
+use tollgate_rules::Outcome;
+use tollgate_rules::internal::Unreadable;
 
 use super::buffer_budget::BufferBudget;
 use super::deadline::Tick;

@@ -14,9 +14,9 @@ use arc_swap::{ArcSwap, Cache};
 use http::HeaderValue;
 use tokio::sync::Notify;
 use tollgate::http::Refusal;
-use tollgate::internal::{CachedGate, HeaderLine, ReusedResponse};
-use tollgate::rules::Facts;
-use tollgate::{Check, Gate, Outcome};
+use tollgate::internal::{HeaderLine, ReusedResponse};
+use tollgate_rules::internal::CachedGate;
+use tollgate_rules::{Check, Facts, Gate, Outcome};
 
 use super::client::Peer;
 use super::deadline::{Tick, Ticks};

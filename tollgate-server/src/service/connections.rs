@@ -418,7 +418,7 @@ mod tests {
     use axum::routing::{get, post};
     use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
     use tokio::time::Instant;
-    use tollgate::rules::Networks;
+    use tollgate_rules::Networks;
 
     use super::*;
 

@@ -5,7 +5,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use schemars::JsonSchema;
 use serde::Serialize;
-use tollgate::StoreUnavailable;
+use tollgate_rules::StoreUnavailable;
 
 /// The longest part of a client's text in an error message.
 const MAX_QUOTED_CHARS: usize = 80;

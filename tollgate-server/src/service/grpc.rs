@@ -14,8 +14,7 @@ use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::time::{sleep, timeout};
-use tollgate::rules::RuleSet;
-use tollgate::{Checks, Gate, Outcome};
+use tollgate_rules::{Checks, Gate, Outcome, RuleSet};
 use tonic::Status;
 use tonic::service::Routes;
 use tonic_health::ServingStatus;

@@ -30,8 +30,7 @@ use futures_util::future::join_all;
 use tokio::net::TcpListener;
 use tokio::time::timeout;
 use tollgate::http::Refusal;
-use tollgate::rules::RuleSet;
-use tollgate::{Check, Gate, Outcome};
+use tollgate_rules::{Check, Gate, Outcome, RuleSet};
 
 pub(crate) use self::batch::parse as parse_json;
 use self::batch::{Batch, Shape};

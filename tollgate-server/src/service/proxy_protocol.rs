@@ -17,8 +17,8 @@ use std::time::Duration;
 use ppp::{v1, v2};
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::time::{Instant, timeout};
-use tollgate::rules::Networks;
 use tollgate_config::internal::ProxyProtocolRule;
+use tollgate_rules::Networks;
 
 use crate::notice;
 

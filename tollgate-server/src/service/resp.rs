@@ -24,7 +24,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::timeout;
-use tollgate::Gate;
+use tollgate_rules::Gate;
 
 use self::command::{Session, Step};
 use self::frame::MAX_REQUEST_BYTES;

@@ -19,11 +19,11 @@ use std::rc::Rc;
 
 use axum::http::{HeaderMap, StatusCode};
 use futures_util::FutureExt as _;
-use tollgate::internal::{CachedGate, CountedAs, is_control_or_format};
-use tollgate::rules::{Facts, RuleSet};
-use tollgate::{Check, Gate, Limiter, ManualClock, Outcome, Timestamp};
-use tollgate_config::OpenError;
-use tollgate_config::Parsed;
+use tollgate::internal::is_control_or_format;
+use tollgate::{Limiter, ManualClock, Timestamp};
+use tollgate_config::{OpenError, Parsed};
+use tollgate_rules::internal::{CachedGate, CountedAs};
+use tollgate_rules::{Check, Facts, Gate, Outcome, RuleSet};
 
 pub(super) use self::distinct::{DistinctKeys, Flag, KeyCount};
 use self::missing_parts::MissingParts;

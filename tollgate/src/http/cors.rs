@@ -56,7 +56,8 @@ impl Cors {
     }
 
     /// Returns the headers of the response to a request.
-    pub(crate) fn headers(&self, request: Headers<'_>) -> impl Iterator<Item = (HeaderName, HeaderValue)> + use<> {
+    #[doc(hidden)]
+    pub fn headers(&self, request: Headers<'_>) -> impl Iterator<Item = (HeaderName, HeaderValue)> + use<> {
         let origin = request.get_named(&ORIGIN).and_then(|origin| match &self.0 {
             Origins::Any => Some((HeaderValue::from_static("*"), false)),
             Origins::Listed(listed) => Some((listed.iter().find(|one| one.as_bytes() == origin)?.clone(), true)),
@@ -73,7 +74,8 @@ impl Cors {
     }
 
     /// Returns the same headers as lines of HTTP/1.1, after others. `None` if there are none.
-    pub(crate) fn lines(&self, request: Headers<'_>, others: &[u8]) -> Option<Vec<u8>> {
+    #[doc(hidden)]
+    pub fn lines(&self, request: Headers<'_>, others: &[u8]) -> Option<Vec<u8>> {
         let mut headers = self.headers(request).peekable();
         headers.peek()?;
         let mut lines = others.to_vec();

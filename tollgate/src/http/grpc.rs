@@ -5,7 +5,6 @@
 
 use std::time::Duration;
 
-#[cfg(feature = "rules")]
 use ::http::StatusCode;
 use ::http::header::CONTENT_TYPE;
 use ::http::{HeaderMap, HeaderName, HeaderValue, Response};
@@ -26,7 +25,6 @@ const MAX_DELAY_SECS: i64 = 315_576_000_000 - 1;
 const GRPC: &str = "application/grpc";
 
 /// The status of a cancelled call. It has no name in RFC 9110.
-#[cfg(feature = "rules")]
 const CLIENT_CLOSED_REQUEST: u16 = 499;
 
 /// Returns `true` if the request with these headers is a gRPC request, to be answered with [`RefusalBuilder::grpc`].
@@ -45,8 +43,7 @@ pub fn is_grpc(request: &HeaderMap) -> bool {
 /// Returns the HTTP status that corresponds to the error in the headers of a gRPC response (`google/rpc/code.proto`), or
 /// `None` if they have none. A server that fails before its first message sends its status there; otherwise the status
 /// comes in the trailers. A response of gRPC-Web counts too: a client that can choose it must not get another status.
-#[cfg(feature = "rules")]
-pub(crate) fn http_status(response: &HeaderMap) -> Option<StatusCode> {
+pub fn http_status(response: &HeaderMap) -> Option<StatusCode> {
     let kind = response.get(CONTENT_TYPE)?.as_bytes().get(..GRPC.len())?;
     if !kind.eq_ignore_ascii_case(GRPC.as_bytes()) {
         return None;

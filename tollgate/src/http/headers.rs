@@ -74,9 +74,9 @@ impl<'a> Headers<'a> {
 
     /// Returns `true` if no name is known to have several values. Lines would have to be searched, so they return
     /// `false`.
-    #[cfg_attr(not(feature = "rules"), expect(dead_code, reason = "only rules need it"))]
     #[inline]
-    pub(crate) fn has_no_repeats(&self) -> bool {
+    #[doc(hidden)]
+    pub fn has_no_repeats(&self) -> bool {
         match self {
             Self::Map(map) => map.len() == map.keys_len(),
             Self::Lines(_) => false,

@@ -84,8 +84,8 @@ impl Policy {
 
     /// Formats the headers of a limit on requests in flight. It has no window, and the older drafts cannot express such
     /// a policy.
-    #[cfg(feature = "rules")]
-    pub(crate) fn in_flight(name: &str, max: u64, families: Families) -> Self {
+    #[doc(hidden)]
+    pub fn in_flight(name: &str, max: u64, families: Families) -> Self {
         Self::of(name, max, families, None, "qu=\"concurrent-requests\"")
     }
 
@@ -235,7 +235,8 @@ impl Policy {
     }
 
     /// The same for a request that matched several policies. `RateLimit-Policy` lists them all.
-    pub(crate) fn merge_listing(&self, decision: &Decision, matched: &[&Self], headers: &mut HeaderMap) {
+    #[doc(hidden)]
+    pub fn merge_listing(&self, decision: &Decision, matched: &[&Self], headers: &mut HeaderMap) {
         if self.fields == 0 || !Self::is_remaining_known(decision) {
             return;
         }
@@ -271,7 +272,8 @@ impl Policy {
     }
 
     /// The same for a request that matched several policies. `RateLimit-Policy` lists them all.
-    pub(crate) fn write_lines_listing(&self, decision: &Decision, matched: &[&Self], out: &mut Vec<u8>) {
+    #[doc(hidden)]
+    pub fn write_lines_listing(&self, decision: &Decision, matched: &[&Self], out: &mut Vec<u8>) {
         self.write_remaining_lines(decision, matched, out, |_, _| {});
     }
 
@@ -325,7 +327,7 @@ fn ascii(name: &str) -> String {
 }
 
 /// Percent-encodes all bytes except those for which `stays` returns `true`.
-pub(crate) fn percent_encoded(text: &str, stays: impl Fn(u8) -> bool) -> String {
+pub fn percent_encoded(text: &str, stays: impl Fn(u8) -> bool) -> String {
     const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {

@@ -246,7 +246,6 @@ pub struct Challenge([HeaderValue; TokenError::ALL.len()]);
 impl Challenge {
     /// Formats the challenges for a realm. Returns `None` if the realm has characters that would have to be escaped in
     /// a quoted string.
-    #[cfg_attr(not(feature = "file"), allow(dead_code, reason = "tokens come with the rule file"))]
     pub fn new(realm: Option<&str>) -> Option<Self> {
         let is_plain =
             |text: &str| text.bytes().all(|byte| matches!(byte, b' '..=b'~') && !matches!(byte, b'"' | b'\\'));
@@ -314,8 +313,8 @@ impl<'a> RefusalBuilder<'a> {
     }
 
     /// Sets all policies that the request matched, for `RateLimit-Policy`.
-    #[cfg_attr(not(feature = "rules"), allow(dead_code, reason = "several limits come with rules"))]
-    pub(crate) fn matched(self, policies: &'a [&'a Policy]) -> Self {
+    #[doc(hidden)]
+    pub fn matched(self, policies: &'a [&'a Policy]) -> Self {
         Self { matched: Some(policies), ..self }
     }
 
@@ -331,8 +330,8 @@ impl<'a> RefusalBuilder<'a> {
     }
 
     /// Sets the challenge for `WWW-Authenticate`.
-    #[cfg_attr(not(feature = "rules"), expect(dead_code, reason = "tokens come with rules"))]
-    pub(crate) fn challenge(self, challenge: Option<&'a Challenge>) -> Self {
+    #[doc(hidden)]
+    pub fn challenge(self, challenge: Option<&'a Challenge>) -> Self {
         Self { challenge, ..self }
     }
 

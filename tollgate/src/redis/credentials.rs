@@ -255,7 +255,6 @@ impl Pem {
 }
 
 /// Checks that the file of the setting `name` can be read.
-#[cfg(feature = "file")]
 pub fn check_pem_file(name: &str, path: &Path) -> Result<(), ConnectError> {
     Pem::File(path.to_owned()).read(name).map(drop)
 }

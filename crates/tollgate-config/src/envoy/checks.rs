@@ -1,8 +1,8 @@
 //! Checks configuration of envoyproxy/ratelimit by its own rules.
 
 use tollgate::InvalidLimit;
-use tollgate::internal::config::{MAX_KEY_PARTS, joined};
-use tollgate::internal::envoy::Unit;
+use tollgate_rules::internal::config::{MAX_KEY_PARTS, joined};
+use tollgate_rules::internal::envoy::Unit;
 
 use super::{DescriptorConfig, DomainConfig, EntryPath, RateLimitConfig};
 use crate::problem::{Findings, Position, Problems, shown};

@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use tollgate::internal::HeaderFact;
-use tollgate::internal::config::{checks, jwt};
-use tollgate::rules;
-use tollgate::rules::CertificateField;
+use tollgate_rules as rules;
+use tollgate_rules::CertificateField;
+use tollgate_rules::internal::HeaderFact;
+use tollgate_rules::internal::config::{checks, jwt};
 
 use super::super::problem::{InvalidValue, shown};
 use super::{HeaderName, Syntax, form, nearest};

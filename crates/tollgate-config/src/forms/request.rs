@@ -1,6 +1,6 @@
 //! Conditions on requests: globs of paths and hosts, methods, header names.
 
-use tollgate::internal::config::{FILE_TOO_LARGE, MAX_PATTERN_BYTES, PatternBudget, PatternError};
+use tollgate_rules::internal::config::{FILE_TOO_LARGE, MAX_PATTERN_BYTES, PatternBudget, PatternError};
 
 use super::super::problem::{InvalidValue, shown};
 use super::net::is_host_name;
@@ -13,7 +13,7 @@ form! {
 
 impl PathGlob {
     pub(crate) fn read(text: &str) -> Result<Self, InvalidValue> {
-        let read = text.parse::<tollgate::rules::PathGlob>();
+        let read = text.parse::<tollgate_rules::PathGlob>();
         read.map_err(|error| InvalidValue::new(format!("path {}", error.problem()), error.fix()))?;
         Ok(Self(text.to_owned()))
     }

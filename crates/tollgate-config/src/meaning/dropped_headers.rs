@@ -1,7 +1,7 @@
 //! Headers that a rule reads and the gateway drops before limits see a request.
 
-use tollgate::internal::config::jwt;
 use tollgate::internal::{is_folded_by_servers, is_forwarding_header};
+use tollgate_rules::internal::config::jwt;
 
 use crate::forms::{CostText, KeyPart, PlanSource, TokenSource};
 use crate::node::Node;

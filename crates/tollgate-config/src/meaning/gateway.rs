@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, HashMap};
 
 use http::HeaderValue;
 use http::header::HOST;
-use tollgate::internal::config::{Shadowed, can_begin_with, shadowed};
 use tollgate::internal::reads_as;
-use tollgate::rules::Match;
+use tollgate_rules::Match;
+use tollgate_rules::internal::config::{Shadowed, can_begin_with, shadowed};
 
 use super::FirstPositions;
 use super::limits::header_values;

@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 
-use tollgate::internal::config::{InvalidPart, MAX_KEY_PARTS, checks, counted};
-use tollgate::rules;
-use tollgate::rules::{Missing, PathReading};
+use tollgate_rules as rules;
+use tollgate_rules::internal::config::{InvalidPart, MAX_KEY_PARTS, checks, counted};
+use tollgate_rules::{Missing, PathReading};
 
 use super::{FirstPositions, report};
 use crate::forms::{Cidr, KeyPart, PlanSource};

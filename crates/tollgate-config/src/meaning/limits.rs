@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use http::HeaderName;
-use tollgate::internal::config::cel::{Expression, TextPosition};
-use tollgate::internal::config::header_pattern;
-use tollgate::rules::ExpressionField;
+use tollgate_rules::ExpressionField;
+use tollgate_rules::internal::config::cel::{Expression, TextPosition};
+use tollgate_rules::internal::config::header_pattern;
 
 use super::{FirstPositions, keys, numbers, report, store};
 use crate::forms::{CostText, Expression as Text};

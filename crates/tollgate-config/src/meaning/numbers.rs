@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use tollgate::internal::MAX_QUOTA;
-use tollgate::internal::config::{CountWhen, check_in_flight, checks};
 use tollgate::{InvalidLimit, Limit, MAX_SPAN, MIN_SPAN};
+use tollgate_rules::internal::config::{CountWhen, check_in_flight, checks};
 
 use super::{FirstPositions, report};
 use crate::node::{Node, NodeKind};

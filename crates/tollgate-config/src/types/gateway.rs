@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
-use tollgate::rules::ForwardingHeader;
+use tollgate_rules::ForwardingHeader;
 
 use super::notation::{at_least, between, or_value, or_value_of, wait};
 use super::{OneOrMany, PathsRule, RouteRule};

@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 use tollgate::internal::MAX_QUOTA;
-use tollgate::internal::config::CountWhen;
-use tollgate::internal::demand::Measure;
-use tollgate::rules::Missing;
 use tollgate::{InvalidLimit, Limit};
+use tollgate_rules::Missing;
+use tollgate_rules::internal::config::CountWhen;
+use tollgate_rules::internal::demand::Measure;
 
 use super::notation::{or_value, or_value_of};
 use super::{AlgorithmName, ConsistencyName, FailurePolicy, LearnRule, Modes, Numbers, OneOrMany, QuotaRule};

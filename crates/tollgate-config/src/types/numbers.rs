@@ -3,10 +3,10 @@
 use schemars::JsonSchema;
 use serde::Deserialize;
 use tollgate::internal::MAX_QUOTA;
-use tollgate::internal::demand::{Cover, LearnSettings};
 use tollgate::{
     Algorithm, DAY, FixedWindow, LeakyBucket, MINUTE, Rate, SECOND, SlidingWindowCounter, SlidingWindowLog, TokenBucket,
 };
+use tollgate_rules::internal::demand::{Cover, LearnSettings};
 
 use super::notation::between;
 use crate::forms::{DurationText, RateText};

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use tollgate::rules::{EncodedSlash, PathCase, PathParameters, PathReading};
+use tollgate_rules::{EncodedSlash, PathCase, PathParameters, PathReading};
 
 use super::notation::{number, or_value, or_value_of, seconds, wait};
 use super::{MatchRule, OneOrMany};

@@ -3,7 +3,7 @@
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use tollgate::internal::config::jwt;
+use tollgate_rules::internal::config::jwt;
 
 use super::notation::{between, or_value, or_value_of, seconds};
 use super::{AlgorithmName, ClientCertificates, OneOrMany, ProxyProtocolRule, TlsRule};

@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tollgate::http::Refusal;
-use tollgate::{Check, Gate, LimitId, Limiter, ManualClock, Outcome, Overflow, Source, Timestamp};
+use tollgate::{LimitId, Limiter, ManualClock, Overflow, Source, Timestamp};
 use tollgate_config::RuleFile;
+use tollgate_rules::{Check, Gate, Outcome};
 
 const LIMIT: &str = "besieged";
 const QUOTA: u64 = 10;

@@ -7,9 +7,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tollgate::internal::demand::{Cover, Demand, Learning, LearningLimit, Measure, Phase, TICK};
-use tollgate::{Check, Gate, Limiter, ManualClock, Timestamp};
+use tollgate::{Limiter, ManualClock, Timestamp};
 use tollgate_config::RuleFile;
+use tollgate_rules::internal::demand::{Cover, Demand, Learning, LearningLimit, Measure, Phase, TICK};
+use tollgate_rules::{Check, Gate};
 
 /// The name of the limit.
 const LIMIT: &str = "per-user";
@@ -156,7 +157,7 @@ impl Site {
         admitted
     }
 
-    pub(crate) fn check(&self, client: &str, cost: u64) -> tollgate::Outcome {
+    pub(crate) fn check(&self, client: &str, cost: u64) -> tollgate_rules::Outcome {
         match self.gate.check_by_name(LIMIT, &[client.as_bytes()], cost).unwrap() {
             Check::Ready(outcome) => outcome,
             Check::Pending(_) => unreachable!("the store is in memory"),

@@ -6,9 +6,9 @@ use std::path::Path;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use jsonwebtoken::{EncodingKey, Header};
 use tollgate::http::Refusal;
-use tollgate::rules::Facts;
-use tollgate::{Gate, Limiter, ManualClock, Outcome};
+use tollgate::{Limiter, ManualClock};
 use tollgate_config::RuleFile;
+use tollgate_rules::{Facts, Gate, Outcome};
 
 /// Returns a gate in memory for a rule file. Its clock does not move, so that no window ends.
 pub(crate) fn gate(text: &str) -> Gate {
@@ -145,8 +145,8 @@ limits:
     );
     let asked = |user: &str, plan: &str| ask(&gate, "GET /", &[("x-user-id", user), ("x-plan", plan)], "192.0.2.1");
     let left = |limit: &str, key: &[&[u8]]| match gate.check_by_name(limit, key, 0).unwrap() {
-        tollgate::Check::Ready(outcome) => outcome.decision().unwrap().remaining(),
-        tollgate::Check::Pending(_) => unreachable!("the store is memory"),
+        tollgate_rules::Check::Ready(outcome) => outcome.decision().unwrap().remaining(),
+        tollgate_rules::Check::Pending(_) => unreachable!("the store is memory"),
     };
     let tokens: HeaderMap = [("x-tokens".parse().unwrap(), "30".parse().unwrap())].into_iter().collect();
     for (status, logins, rest) in [(200, 5, 970), (401, 4, 970), (404, 4, 970), (503, 3, 970), (302, 3, 940)] {
@@ -255,7 +255,7 @@ fn a_disabled_limit_is_checked_but_counts_nothing() {
         assert_eq!(block_on(asking.outcome()).limit(), None);
     }
     let explained = block_on(gate.explain(&Facts::new("GET", "/")));
-    assert!(explained.rules.iter().all(|rule| matches!(rule.state, tollgate::RuleState::Disabled)));
+    assert!(explained.rules.iter().all(|rule| matches!(rule.state, tollgate_rules::RuleState::Disabled)));
     // Its mistakes are reported like those of any other limit.
     assert!(RuleFile::parse("tollgate.yaml", "limits: [{ name: a, enabled: false, limit: 0 }]\n").is_err());
     // Enabled again, it applies.

@@ -1,10 +1,10 @@
 //! Files of envoyproxy/ratelimit: the limits they make, and the problems that are reported.
 
-use tollgate::internal::envoy::{DescriptorMatch, Domains};
-use tollgate::{Check, Gate, Limiter, ManualClock, Outcome, Timestamp};
-use tollgate_config::RuleFile;
+use tollgate::{Limiter, ManualClock, Timestamp};
 use tollgate_config::internal::{AlgorithmName, DomainConfig, EnvoyRule, EnvoyRules};
-use tollgate_config::{Parsed, Problems};
+use tollgate_config::{Parsed, Problems, RuleFile};
+use tollgate_rules::internal::envoy::{DescriptorMatch, Domains};
+use tollgate_rules::{Check, Gate, Outcome};
 
 const FILE: &str = "
 domain: edge
@@ -154,7 +154,7 @@ fn descriptors_without_a_limit_are_not_counted() {
 #[test]
 fn requests_with_facts_do_not_meet_these_limits() {
     let gate = gate(FILE);
-    let facts = tollgate::rules::Facts::new("GET", "/");
+    let facts = tollgate_rules::Facts::new("GET", "/");
     let outcome = gate.decide_now(&facts).unwrap();
     assert!(outcome.is_allowed());
     assert_eq!(outcome.limit(), None);

@@ -4,9 +4,8 @@ use std::net::IpAddr;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tollgate::http::Refusal;
-use tollgate::rules::{ExpressionField, Facts};
-use tollgate::{Gate, Outcome, RuleExplained, RuleState};
 use tollgate_config::RuleFile;
+use tollgate_rules::{ExpressionField, Facts, Gate, Outcome, RuleExplained, RuleState};
 
 use super::compiled::{block_on, gate};
 
@@ -164,8 +163,8 @@ fn counts_of_errors_outlive_a_change_of_rules() {
 
 #[test]
 fn closures_are_not_changed_by_that() {
-    use tollgate::rules::{Cost, Match, Rule, RuleSet};
     use tollgate::{FixedWindow, HOUR, Limit};
+    use tollgate_rules::{Cost, Match, Rule, RuleSet};
     let limit = Limit::new("a", FixedWindow::new(10, HOUR)).unwrap();
     let rule = Rule::new(limit).matching(Match::everything().when(|_| true)).cost(Cost::custom(|_| None));
     let gate = Gate::in_memory(RuleSet::builder().rule(rule).build().unwrap()).unwrap();

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use tollgate::rules::Missing;
 use tollgate::{Consistency, OnStoreFailure, Rate, TokenBucket};
 use tollgate_config::internal::{AlgorithmName, BodyRule, CostRule, FailurePolicy, HeaderFamily, KeyPart, StoreUrl};
 use tollgate_config::{Parsed, RuleFile};
+use tollgate_rules::Missing;
 
 pub(crate) const FILES: [&str; 4] = [DOCUMENTED, EVERYTHING, UNUSUAL, "limits:\n  - name: all\n"];
 

@@ -5,7 +5,7 @@ use tollgate::http::Refusal;
 use super::compiled::{ask, gate};
 
 /// Returns `ok`, or the error code of the refusal.
-fn answer(gate: &tollgate::Gate, line: &str, headers: &[(&str, &str)]) -> String {
+fn answer(gate: &tollgate_rules::Gate, line: &str, headers: &[(&str, &str)]) -> String {
     let outcome = ask(gate, line, headers, "192.0.2.1");
     outcome.refusal().map_or("ok".to_owned(), |refusal: &Refusal| refusal.code().to_owned())
 }

@@ -5,9 +5,9 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use jsonwebtoken::{EncodingKey, Header};
 use proptest::prelude::*;
 use serde_json::{Map, Value};
-use tollgate::rules::Facts;
-use tollgate::{Gate, Limiter, ManualClock, Outcome};
+use tollgate::{Limiter, ManualClock};
 use tollgate_config::RuleFile;
+use tollgate_rules::{Facts, Gate, Outcome};
 
 const SECRET: &[u8] = b"a secret of at least thirty-two bytes";
 

@@ -216,6 +216,8 @@ fn logs_that_are_too_long_for_redis_are_refused_where_they_stand() {
 #[cfg(feature = "redis")]
 #[test]
 fn redis_accepts_the_same_urls() {
+    use tollgate::redis::RedisSettings;
+
     let good = [
         "redis://h",
         "redis://h:6379",

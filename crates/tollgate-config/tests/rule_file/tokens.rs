@@ -8,9 +8,9 @@ use jsonwebtoken::{EncodingKey, Header};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tollgate::http::{Refusal, TokenError};
-use tollgate::rules::{Facts, TokenStatus};
-use tollgate::{Explanation, Gate, Limiter, ManualClock, Outcome};
+use tollgate::{Limiter, ManualClock};
 use tollgate_config::{Parsed, RuleFile};
+use tollgate_rules::{Explanation, Facts, Gate, Outcome, TokenStatus};
 
 const SECRET: &[u8] = b"a secret of at least thirty-two bytes";
 const OTHER_SECRET: &[u8] = b"another secret of at least thirty-two bytes";

@@ -3,7 +3,7 @@
 use http::{Method, Version};
 use tollgate::SECOND;
 use tollgate::http::{Body, Families};
-use tollgate::rules::{Missing, RuleSet};
+use tollgate_rules::{Missing, RuleSet};
 
 use super::server::{Server, http1, http2};
 use super::{gate, gate_of, per_minute, user};

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use http::Method;
-use tollgate::rules::{Rule, RuleSet};
 use tollgate::{FixedWindow, Limit, MINUTE};
+use tollgate_rules::{Rule, RuleSet};
 
 use super::server::{Server, TestResponse, http1, http2};
 use super::{gate_of, per_minute, user};

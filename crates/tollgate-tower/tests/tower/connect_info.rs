@@ -5,8 +5,8 @@ use std::process::Command;
 use axum::Router;
 use axum::routing::get;
 use http::{Method, Request};
-use tollgate::rules::{KeyPart, Listing, Match, Missing, Mode, Networks, Rule, RuleSet, TrustedProxies};
-use tollgate::{FixedWindow, Gate, Limit, MINUTE};
+use tollgate::{FixedWindow, Limit, MINUTE};
+use tollgate_rules::{Gate, KeyPart, Listing, Match, Missing, Mode, Networks, Rule, RuleSet, TrustedProxies};
 use tollgate_tower::RateLimitLayer;
 use tower::{Layer, ServiceExt, service_fn};
 
@@ -66,7 +66,7 @@ async fn every_use_of_an_unknown_address_is_refused() {
         rule().key(KeyPart::method()).key(KeyPart::ip_network(48).unwrap()),
         rule().key(KeyPart::ip()).missing(Missing::Skip),
         rule().key(KeyPart::ip()).missing(Missing::Deny),
-        rule().key(KeyPart::ip()).cost(tollgate::rules::Cost::constant(2)),
+        rule().key(KeyPart::ip()).cost(tollgate_rules::Cost::constant(2)),
         rule().key(KeyPart::custom(|request| request.client().map(|client| client.to_string()))),
         rule().exempt(networks()),
         rule().blocked(networks()),

@@ -7,7 +7,7 @@ use axum::routing::get;
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode};
 use tollgate::http::Refusal;
-use tollgate::rules::{KeyPart, Match};
+use tollgate_rules::{KeyPart, Match};
 use tollgate_tower::LimitDecision;
 
 use super::server::{Server, layer};

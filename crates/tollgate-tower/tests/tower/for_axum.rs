@@ -5,7 +5,7 @@ use axum::body::Body;
 use axum::routing::get;
 use http::{Method, Request, StatusCode};
 use http_body_util::BodyExt;
-use tollgate::rules::{KeyPart, Rule};
+use tollgate_rules::{KeyPart, Rule};
 use tower::{Layer, Service, ServiceExt, service_fn};
 
 use super::server::{Server, TestResponse, http1, http2, layer};

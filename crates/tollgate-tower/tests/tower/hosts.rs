@@ -4,7 +4,7 @@ use http::{Method, Request, Version};
 use http_body_util::Empty;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tollgate::rules::{Match, Rule};
+use tollgate_rules::{Match, Rule};
 
 use super::server::{Server, TestResponse, http2};
 use super::{gate, per_minute};

@@ -5,8 +5,8 @@ use axum::extract::Request;
 use axum::middleware::{Next, from_fn};
 use axum::routing::get;
 use http::Method;
-use tollgate::rules::{KeyPart, RuleSet, TrustedProxies};
 use tollgate::{FixedWindow, Limit, MINUTE};
+use tollgate_rules::{KeyPart, RuleSet, TrustedProxies};
 use tollgate_tower::{PeerAddress, RateLimitLayer};
 use tower::{Layer, ServiceExt, service_fn};
 

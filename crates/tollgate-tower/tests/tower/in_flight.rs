@@ -10,8 +10,7 @@ use bytes::Bytes;
 use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
 use tokio::sync::mpsc;
-use tollgate::Gate;
-use tollgate::rules::Rule;
+use tollgate_rules::{Gate, Rule};
 use tower::{Layer, Service, ServiceExt};
 
 use super::gate;

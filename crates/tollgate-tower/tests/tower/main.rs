@@ -27,8 +27,8 @@ mod settling;
 #[cfg(feature = "axum")]
 mod websockets;
 
-use tollgate::rules::{KeyPart, Rule, RuleSet, RuleSetBuilder};
-use tollgate::{FixedWindow, Gate, Limit, Limiter, MINUTE, ManualClock, Timestamp};
+use tollgate::{FixedWindow, Limit, Limiter, MINUTE, ManualClock, Timestamp};
+use tollgate_rules::{Gate, KeyPart, Rule, RuleSet, RuleSetBuilder};
 
 /// Twenty seconds before a full minute, so that fixed windows end soon.
 const NOW: Timestamp = Timestamp::from_secs(1_700_000_020);

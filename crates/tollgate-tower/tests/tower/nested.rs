@@ -3,8 +3,7 @@
 use axum::Router;
 use axum::routing::get;
 use http::Method;
-use tollgate::Gate;
-use tollgate::rules::{KeyPart, Match};
+use tollgate_rules::{Gate, KeyPart, Match};
 use tollgate_tower::RateLimitLayer;
 
 use super::server::{Server, http1, http2};

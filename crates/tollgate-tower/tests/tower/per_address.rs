@@ -7,10 +7,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use http_body_util::Full;
-use tollgate::rules::{
-    Cost, KeyPart, Listing, Match, Missing, Mode, Networks, Rule, RuleSet, RuleSetBuilder, StatusSet, TrustedProxies,
+use tollgate::{Ban, FixedWindow, HOUR, LeakyBucket, Limit, MINUTE, ManualClock, Rate, TokenBucket};
+use tollgate_rules::{
+    Check, Cost, Gate, KeyPart, Listing, Match, Missing, Mode, Networks, Rule, RuleSet, RuleSetBuilder, StatusSet,
+    TrustedProxies,
 };
-use tollgate::{Ban, Check, FixedWindow, Gate, HOUR, LeakyBucket, Limit, MINUTE, ManualClock, Rate, TokenBucket};
 use tollgate_tower::{ActualCost, PeerAddress, RateLimitLayer};
 use tower::{Layer, ServiceExt, service_fn};
 

@@ -8,8 +8,8 @@ use futures_util::future::join_all;
 use http::{Request, Response};
 use http_body_util::Full;
 use tokio::time::Instant;
-use tollgate::rules::Rule;
-use tollgate::{Gate, LeakyBucket, Limit, Rate};
+use tollgate::{LeakyBucket, Limit, Rate};
+use tollgate_rules::{Gate, Rule};
 use tollgate_tower::RateLimitLayer;
 use tower::{Layer, Service, ServiceExt, service_fn};
 
@@ -75,7 +75,7 @@ async fn a_client_that_disconnects_while_delayed_never_reaches_the_service() {
 #[tokio::test]
 async fn over_a_socket_every_delayed_request_gets_its_response() {
     let queue = LeakyBucket::new(5, Rate::per_second(100)).queue(Duration::from_secs(1));
-    let rules = tollgate::rules::RuleSet::builder().rule(Rule::new(Limit::new("queue", queue).unwrap()));
+    let rules = tollgate_rules::RuleSet::builder().rule(Rule::new(Limit::new("queue", queue).unwrap()));
     let gate = Gate::in_memory(rules.build().unwrap()).unwrap();
     let server = Server::with(&gate).await;
     let answers = join_all((0..5).map(|_| server.get("/", &[]))).await;

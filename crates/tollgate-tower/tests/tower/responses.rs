@@ -5,8 +5,8 @@ use axum::extract::Query;
 use axum::http::{HeaderName, StatusCode};
 use axum::response::IntoResponse;
 use axum::routing::get;
-use tollgate::rules::{Cost, Rule, StatusSet};
-use tollgate::{Check, Gate, Limit, MINUTE, SlidingWindowLog};
+use tollgate::{Limit, MINUTE, SlidingWindowLog};
+use tollgate_rules::{Check, Cost, Gate, Rule, StatusSet};
 use tollgate_tower::ActualCost;
 
 use super::gate;

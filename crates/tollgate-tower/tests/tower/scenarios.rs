@@ -1,6 +1,6 @@
 //! Scenarios from the specification, seen by a client.
 
-use tollgate::rules::{KeyPart, Match};
+use tollgate_rules::{KeyPart, Match};
 
 use super::server::Server;
 use super::{gate, per_minute, user};

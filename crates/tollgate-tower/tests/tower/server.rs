@@ -15,7 +15,7 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
-use tollgate::Gate;
+use tollgate_rules::Gate;
 use tollgate_tower::RateLimitLayer;
 
 /// A server that responds `hello` to every request, and counts its calls.

@@ -10,8 +10,8 @@ use bytes::Bytes;
 use futures_util::future::poll_immediate;
 use http::{Request, Response};
 use http_body_util::Full;
-use tollgate::rules::{Cost, Match, Missing, Mode, Rule, StatusSet};
-use tollgate::{Check, Gate, Limit, MINUTE, SlidingWindowLog};
+use tollgate::{Limit, MINUTE, SlidingWindowLog};
+use tollgate_rules::{Check, Cost, Gate, Match, Missing, Mode, Rule, StatusSet};
 use tollgate_tower::{ActualCost, RateLimitLayer};
 use tower::{Layer, Service, ServiceExt, service_fn};
 

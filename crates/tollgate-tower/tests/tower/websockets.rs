@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio_tungstenite::tungstenite::{Error, Message as Sent};
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
-use tollgate::rules::Rule;
+use tollgate_rules::Rule;
 use tower::ServiceExt;
 
 use super::gate;

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use tollgate::Decision;
 use tollgate::http::Refusal;
-use tollgate::rules::{ExpressionField, FailedExpression, TokenStatus};
-use tollgate::{Decision, RuleExplained, RuleState};
+use tollgate_rules::{ExpressionField, FailedExpression, RuleExplained, RuleState, TokenStatus};
 
 use super::address::effects_without_address;
 use crate::explanation::{Counts, Explained, FactHeader, FactValue, Routed, counts_after, path_reading, policy};

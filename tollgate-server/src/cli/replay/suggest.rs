@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use indicatif::ProgressBar;
-use tollgate::internal::demand::Cover;
+use tollgate_rules::internal::demand::Cover;
 
 use super::super::{Completion, Error, print};
 use super::{UPDATE_EVERY, progress};

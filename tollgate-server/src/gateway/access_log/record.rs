@@ -10,10 +10,10 @@ use http::{HeaderValue, Method, StatusCode, Uri, Version};
 use time::OffsetDateTime;
 use tollgate::http::{Headers, Refusal, TokenError};
 use tollgate::internal::is_control_or_format;
-use tollgate::internal::limited::{KeyTexts, LimitedKey};
-use tollgate::rules::{Facts, TrustedProxies};
-use tollgate::{Decision, Outcome, Source};
+use tollgate::{Decision, Source};
 use tollgate_config::internal::LoggedKey;
+use tollgate_rules::internal::limited::{KeyTexts, LimitedKey};
+use tollgate_rules::{Facts, Outcome, TrustedProxies};
 
 use super::{AccessLog, MAX_HEADER_BYTES, MAX_TARGET_BYTES, cut};
 use crate::decisions::{DecisionLabel, source_name};

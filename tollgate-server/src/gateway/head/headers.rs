@@ -9,11 +9,12 @@ use std::net::IpAddr;
 
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use smallvec::SmallVec;
-use tollgate::internal::{HeaderFact, HeaderLine, is_folded_by_servers, is_forwarding_header, reads_as};
-use tollgate::rules::TrustedProxies;
+use tollgate::internal::{HeaderLine, is_folded_by_servers, is_forwarding_header, reads_as};
 use tollgate_config::internal::{
     HeaderEdits, HeaderName as FileHeaderName, HeaderValueRule, RequestHeaderEdits, UnderscoreHeaders,
 };
+use tollgate_rules::TrustedProxies;
+use tollgate_rules::internal::HeaderFact;
 
 pub(in crate::gateway) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 

@@ -12,8 +12,8 @@ use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, DATE, TRANSFER_ENCODING};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, Version};
-use tollgate::Outcome;
 use tollgate::internal::HeaderLine;
+use tollgate_rules::Outcome;
 
 use super::body::{BodyDecoder, Framing, connection_options};
 use crate::gateway::failure::{Ambiguity, ConnectError, Failure, Fault};
@@ -539,8 +539,8 @@ fn is_connection_option(lines: HeadersView<'_>, name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use tollgate::rules::TrustedProxies;
     use tollgate_config::internal::UnderscoreHeaders;
+    use tollgate_rules::TrustedProxies;
 
     use super::*;
 

@@ -2,8 +2,8 @@
 
 use std::net::Ipv4Addr;
 
-use tollgate::rules::TrustedProxies;
 use tollgate_config::internal::UnderscoreHeaders;
+use tollgate_rules::TrustedProxies;
 
 use super::body::{BodyDecoder, ChunkDecoder, Framing};
 use super::codec::{PlainRequest, ResponseHead};

@@ -25,7 +25,7 @@ use bytes::Bytes;
 use http::Response;
 use tokio::io::AsyncWriteExt;
 use tokio::time::timeout;
-use tollgate::{Check, Outcome};
+use tollgate_rules::{Check, Outcome};
 
 use self::client_io::PendingBody;
 use self::forward::{ForwardResult, Forwarding};

@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf, copy, copy_bidirectional, sink};
 use tokio::time::{sleep, timeout};
-use tollgate::InFlightPermit;
+use tollgate_rules::InFlightPermit;
 
 use crate::gateway::deadline::{Ticks, Wait};
 use crate::gateway::site::UpstreamAttempt;

@@ -27,9 +27,9 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
-use tollgate::internal::read_bounded;
-use tollgate::rules::Certificate;
 use tollgate_config::internal::{CertificateRule, SettingError, TlsRule};
+use tollgate_rules::Certificate;
+use tollgate_rules::internal::read_bounded;
 use x509_parser::prelude::{ASN1Time, FromDer, GeneralName, X509Certificate};
 
 use self::clients::ClientAuthorities;

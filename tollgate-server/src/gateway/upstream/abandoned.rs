@@ -21,7 +21,7 @@ use http_body_util::BodyExt;
 use hyper::body::Body;
 use tokio::runtime::Handle;
 use tokio::time::{sleep, timeout};
-use tollgate::InFlightPermit;
+use tollgate_rules::InFlightPermit;
 
 use crate::gateway::deadline::Wait;
 use crate::gateway::site::UpstreamAttempt;

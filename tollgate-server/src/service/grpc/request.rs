@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use smallvec::SmallVec;
+use tollgate::Decision;
 use tollgate::http::Refusal;
-use tollgate::internal::envoy::{DescriptorMatch, FoundLimit};
-use tollgate::rules::{Facts, RuleSet};
-use tollgate::{Checks, Decision, Gate, JointCheck, Outcome};
+use tollgate_rules::internal::envoy::{DescriptorMatch, FoundLimit};
+use tollgate_rules::{Checks, Facts, Gate, JointCheck, Outcome, RuleSet};
 use tonic::Status;
 
 use crate::service::envoy;

@@ -3,7 +3,8 @@
 use schemars::JsonSchema;
 use serde::Serialize;
 use tollgate::http::{Refusal, TokenError};
-use tollgate::{Decision, Outcome, Source};
+use tollgate::{Decision, Source};
+use tollgate_rules::Outcome;
 
 use crate::decisions::source_name;
 use crate::seconds::Seconds;

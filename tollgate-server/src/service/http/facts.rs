@@ -10,9 +10,8 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, Visitor};
-use tollgate::internal::{Unreadable, check_method};
-use tollgate::rules::{Facts, RuleSet};
-use tollgate::{Check, Gate};
+use tollgate_rules::internal::{Unreadable, check_method};
+use tollgate_rules::{Check, Facts, Gate, RuleSet};
 
 use super::values::{OneOrMany, StringOrStrings};
 use crate::service::error_body::quoted;

@@ -8,8 +8,8 @@
 use std::mem::MaybeUninit;
 
 use serde::Deserialize;
-use tollgate::Check;
 use tollgate::http::Refusal;
+use tollgate_rules::Check;
 
 use super::ServiceState;
 use super::check_response::CheckResponse;
@@ -181,8 +181,8 @@ mod tests {
     use axum::http::Request;
     use hyper::service::Service as _;
     use hyper_util::service::TowerToHyperService;
-    use tollgate::Gate;
     use tollgate_config::RuleFile;
+    use tollgate_rules::Gate;
 
     use super::super::router;
     use super::*;
