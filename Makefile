@@ -47,7 +47,7 @@ install-browser:
 
 # Every feature that a user can choose is checked by itself, so that none leans on another by accident; the tests run with
 # none of them and with all.
-FEATURES := tokio uuid http redis redis,http
+FEATURES := tokio uuid redis
 
 test-library:
 	cargo test -p tollgate --no-default-features

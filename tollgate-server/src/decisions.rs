@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tollgate::Source;
-use tollgate::http::{Refusal, TokenError};
 use tollgate_config::internal::{FailurePolicy, LimitRule, ListRule};
+use tollgate_http::{Refusal, TokenError};
 use tollgate_rules::{Missing, Outcome, TokenStatus};
 
 use crate::counter::Counter;

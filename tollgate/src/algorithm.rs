@@ -18,7 +18,6 @@ mod meter;
 #[cfg(feature = "redis")]
 pub(crate) mod portable;
 pub(crate) mod record;
-#[cfg(feature = "http")]
 pub(crate) mod refill;
 #[cfg(feature = "redis")]
 mod share;
@@ -91,7 +90,9 @@ pub(crate) struct Step<Edit> {
 /// An earlier charge that is to be given back.
 #[derive(Clone, Copy, Debug)]
 pub struct Charge {
+    /// The time of the charge, in microseconds.
     pub at: u64,
+    /// The units that were charged.
     pub cost: u64,
 }
 
@@ -182,7 +183,7 @@ pub(crate) trait LimitAlgorithm {
 
 /// The algorithms with checked and precomputed numbers.
 #[derive(Clone, Debug)]
-pub enum Compiled {
+pub(crate) enum Compiled {
     /// Token bucket with smooth refill, and both leaky buckets, which are the same arithmetic.
     Meter(meter::Meter<u64>),
     /// The same for rates whose fraction is of large numbers, such as 999,983 in a second.

@@ -62,6 +62,7 @@ pub struct LimitId {
 
 impl LimitId {
     #[doc(hidden)]
+    #[inline]
     pub const fn new(position: u32, generation: Generation) -> Self {
         Self { position, generation }
     }
@@ -207,8 +208,11 @@ pub enum Source {
 /// The decision of one limit on one request, without names. Times are in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verdict {
+    /// Whether the request is allowed.
     pub admission: Admission,
+    /// The units that are left.
     pub remaining: u64,
+    /// The time until the whole quota is available.
     pub reset_after: u64,
 }
 
@@ -216,15 +220,27 @@ pub struct Verdict {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
     /// Allowed after this delay, which is zero except in a queue.
-    Allowed { delay: u64 },
+    Allowed {
+        /// The delay.
+        delay: u64,
+    },
     /// Denied. The same request is allowed after this wait, unless other requests arrive first.
-    Denied { retry_after: u64 },
+    Denied {
+        /// The wait.
+        retry_after: u64,
+    },
     /// Denied only because of units that are reserved and not settled yet. The same request is allowed after this wait
     /// at the latest, when they are given back or have come back otherwise.
-    Pending { retry_after: u64 },
+    Pending {
+        /// The wait.
+        retry_after: u64,
+    },
     /// Denied for lack of room: the key has no slot, and other keys without one have spent the quota that they share.
     /// So this is not evidence against the key.
-    NoRoom { retry_after: u64 },
+    NoRoom {
+        /// The wait.
+        retry_after: u64,
+    },
     /// Denied, because the cost exceeds the whole quota. Waiting does not help.
     NeverFits,
     /// Denied without a check. Waiting does not help.
@@ -387,6 +403,7 @@ impl Decision {
     /// Returns whether the request was denied for lack of room: its key has no slot, so the denial says nothing about
     /// the key, and is no reason for a strike.
     #[doc(hidden)]
+    #[inline]
     pub fn lacks_room(&self) -> bool {
         matches!(self.verdict.admission, Admission::NoRoom { .. })
     }
@@ -468,6 +485,7 @@ impl Verdict {
 impl Decision {
     /// Returns the decision if no limit was checked: allowed.
     #[doc(hidden)]
+    #[inline]
     pub fn without_limit(now: Timestamp) -> Self {
         let verdict = Verdict { admission: Admission::Allowed { delay: 0 }, remaining: u64::MAX, reset_after: 0 };
         Self { limit: None, quota: u64::MAX, cost: 0, at: now, wall_offset: 0, source: Source::Store, verdict }
@@ -483,6 +501,7 @@ impl Decision {
     /// Returns this decision of a ban as one of the limit that the ban belongs to. While the ban lasts, nothing is left
     /// of the limit.
     #[doc(hidden)]
+    #[inline]
     pub fn for_limit(self, limit: LimitId, quota: u64) -> Self {
         let remaining = if self.is_allowed() { quota } else { 0 };
         Self { limit: Some(limit), quota, verdict: Verdict { remaining, ..self.verdict }, ..self }
@@ -531,6 +550,7 @@ impl Decision {
 pub struct CombinedDecision {
     /// Whether the units of all hits were taken.
     pub is_taken: bool,
+    /// The longest delay of the hits.
     pub delay: Duration,
     /// The decision of each combined hit, where it is known.
     pub each: Vec<Option<Decision>>,

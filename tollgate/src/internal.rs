@@ -3,17 +3,10 @@
 //! **Not part of the public API.** Anything in here can change or disappear in any release, and is not covered by
 //! semantic versioning.
 
-pub use crate::algorithm::{Charge, Compiled, MAX_QUOTA};
+pub use crate::algorithm::refill::Refill;
+pub use crate::algorithm::{Charge, MAX_QUOTA};
 pub use crate::clock::wall_now;
 pub use crate::decision::{Admission, CombinedDecision, Generation, Verdict};
-#[cfg(feature = "http")]
-pub use crate::http::{
-    grpc::http_status as http_status_of_grpc,
-    headers::{HeaderLine, HeaderValues, is_folded_by_servers, is_forwarding_header, reads_as},
-    policy::percent_encoded,
-    refusal::{Challenge, UNKNOWN_ADDRESS},
-    response::{ReusedResponse, WrittenResponse},
-};
 pub use crate::invisible::is_control_or_format;
 pub use crate::limit::check_name;
 pub use crate::limiter::hashed::{FewHits, hit_of_limit};

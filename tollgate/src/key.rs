@@ -81,6 +81,7 @@ impl<'a> Key<'a> {
 
     /// Returns the parts of a key that does not have exactly one part.
     #[doc(hidden)]
+    #[inline]
     pub fn several(&self) -> impl Iterator<Item = &'a [u8]> {
         let (text, bytes): (&[&str], &[&[u8]]) = match self.0 {
             Repr::Whole(_) | Repr::Inline(_) => (&[], &[]),

@@ -58,8 +58,6 @@ mod budget;
 mod clock;
 mod decision;
 mod error;
-#[cfg(feature = "http")]
-pub mod http;
 #[doc(hidden)]
 pub mod internal;
 mod invisible;

@@ -213,8 +213,14 @@ impl Limit {
         self
     }
 
+    /// Checks that the limit suits a store with one thread for all clients.
+    #[cfg(feature = "redis")]
     #[doc(hidden)]
-    pub fn compiled(&self) -> &Compiled {
+    pub fn check_shared(&self) -> Result<(), InvalidLimit> {
+        self.0.compiled.check_shared()
+    }
+
+    pub(crate) fn compiled(&self) -> &Compiled {
         &self.0.compiled
     }
 
@@ -237,6 +243,7 @@ impl Limit {
     }
 }
 
+/// Checks the name of a limit.
 pub fn check_name(name: &str) -> Result<(), InvalidLimit> {
     if name.is_empty() {
         return Err(InvalidLimit::new("name", "a limit needs a name".into(), "give it one, such as per-user"));

@@ -85,11 +85,13 @@ impl<'a> Hit<'a> {
     }
 }
 
+/// The hits of a request.
 pub type HashedHits = SmallVec<[HashedHit; 8]>;
 
 /// The hits of several checks, of which no two are on the same limit and key.
 #[derive(Clone)]
 pub struct CombinedHits<Hits, Hit> {
+    /// The hits that charge their keys.
     pub hits: Hits,
     /// The same keys in other variants of their limits, at the same cost. The keys are charged once, under the variant
     /// that was first among the hits, and must not exceed the numbers of the others.
@@ -113,6 +115,7 @@ impl Place {
 
     /// Returns the position of the decision, in the decisions of `hits` hits followed by those of the variants.
     #[doc(hidden)]
+    #[inline]
     pub fn decision(self, hits: usize) -> usize {
         self.variant.map_or(self.hit, |variant| hits + variant)
     }
@@ -314,6 +317,7 @@ impl Limiter {
     }
 
     #[doc(hidden)]
+    #[inline]
     pub fn decide_hashed(&self, hits: &[HashedHit]) -> Decision {
         let inner = &*self.0;
         if !inner.open.is_empty() {
@@ -525,6 +529,7 @@ impl Limiter {
 
     /// Returns the microseconds that the wall clock is ahead.
     #[doc(hidden)]
+    #[inline]
     pub fn wall_offset(&self) -> i64 {
         self.0.clock.wall_offset_micros()
     }
@@ -578,12 +583,14 @@ impl Limiter {
 
     /// Records the charges of an allowed decision as open until then, or until the result is dropped.
     #[doc(hidden)]
+    #[inline]
     pub fn open(&self, hits: &[HashedHit], decision: &Decision, until: Timestamp) -> Held {
         self.open_at(hits, decision.at, until)
     }
 
     /// Records charges that were made at `at` as open.
     #[doc(hidden)]
+    #[inline]
     pub fn open_at(&self, hits: &[HashedHit], at: Timestamp, until: Timestamp) -> Held {
         let at = at.as_micros();
         let open = |hit: &HashedHit| match hit.cost {
@@ -595,6 +602,7 @@ impl Limiter {
 
     /// Identifies a key of a limit among open charges. Variants of a limit share their keys.
     #[doc(hidden)]
+    #[inline]
     pub fn open_key(&self, hit: HashedHit) -> u64 {
         let family = self.0.store.identity(hit.limit).unwrap_or_default() as u64;
         hit.fingerprint.rotate_left(32) ^ family.wrapping_mul(0x9e37_79b9_7f4a_7c15)

@@ -215,6 +215,7 @@ enum TakeFrom {
     Store,
 }
 
+/// The hits of a request.
 pub type RedisHits = SmallVec<[RedisHit; 2]>;
 
 impl RedisLimiter {

@@ -19,10 +19,12 @@ pub(crate) use loom::thread::yield_now;
 pub struct Mutex<T>(std::sync::Mutex<T>);
 
 impl<T> Mutex<T> {
+    /// Creates a mutex.
     pub const fn new(value: T) -> Self {
         Self(std::sync::Mutex::new(value))
     }
 
+    /// Locks the mutex.
     pub fn lock(&self) -> std::sync::MutexGuard<'_, T> {
         self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }

@@ -66,6 +66,7 @@ impl Timestamp {
 impl Timestamp {
     /// Returns this time plus `micros`, between the epoch and [`Timestamp::MAX`].
     #[doc(hidden)]
+    #[inline]
     pub const fn offset_by(self, micros: i64) -> Self {
         Self::from_micros(self.0.saturating_add_signed(micros))
     }

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tollgate::Ban;
-use tollgate::http::{Body, Cors, HeaderFamily, TokenError};
-use tollgate::internal::Challenge;
+use tollgate_http::internal::Challenge;
+use tollgate_http::{Body, Cors, HeaderFamily, TokenError};
 use tollgate_rules::internal::config::cel::{Expression, ExpressionError, Input};
 use tollgate_rules::internal::config::{CountWhen, ErrorCount, Token, TokenUse, Tokens, jwt};
 use tollgate_rules::internal::demand::LearningLimit;

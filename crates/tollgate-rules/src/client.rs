@@ -18,7 +18,7 @@ mod tests;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use http::header::{FORWARDED, HeaderName};
-use tollgate::http::Headers;
+use tollgate_http::Headers;
 
 use super::facts::Facts;
 use super::networks::{InvalidNetwork, Networks};

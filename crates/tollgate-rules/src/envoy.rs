@@ -160,6 +160,7 @@ pub enum DescriptorMatch<'e> {
 }
 
 impl Domains {
+    /// Creates domains from their names and descriptors.
     pub fn new(domains: impl IntoIterator<Item = (Box<str>, DescriptorNode)>) -> Self {
         Self(Arc::new(domains.into_iter().collect()))
     }
@@ -253,6 +254,7 @@ impl DescriptorNode {
 }
 
 impl Child {
+    /// Creates a child from the entry that leads to it.
     pub fn new(key: &str, value: &str, counting: Counting, node: DescriptorNode) -> Self {
         Self { joined: joined(key, value).into(), key: key.into(), counting, node }
     }

@@ -79,6 +79,7 @@ pub struct ErrorCount {
 
 #[cfg_attr(not(feature = "file"), expect(dead_code, reason = "expressions come with the rule file"))]
 impl ErrorCount {
+    /// Creates a count for the expressions of a field.
     pub fn new(field: ExpressionField) -> Self {
         Self { field, count: Arc::default() }
     }

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use http::{Extensions, HeaderMap};
-use tollgate::http::Headers;
+use tollgate_http::Headers;
 
 use super::{Certificate, PathReading};
 
@@ -47,7 +47,9 @@ pub struct Facts<'a> {
 /// Functions that find facts in a request's extensions. They are called only if a rule needs them.
 #[derive(Clone, Copy)]
 pub struct Finders<'a> {
+    /// Finds the peer address.
     pub peer: &'a (dyn Fn(&Extensions) -> Option<IpAddr> + Send + Sync),
+    /// Finds the route.
     pub route: fn(&Extensions) -> Option<&str>,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Only facts that clients do not choose become headers (`file/forms/key.rs`), so upstreams can trust them.
 
-use tollgate::internal::percent_encoded;
+use tollgate_http::internal::percent_encoded;
 
 use super::key_part::KeyPart;
 use super::{Facts, Request, RuleSet};

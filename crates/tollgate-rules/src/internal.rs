@@ -44,7 +44,7 @@ pub mod config {
 
     /// Expressions.
     pub mod cel {
-        pub use crate::cel::{Expression, ExpressionError, Input, TextPosition, UnguardedRead};
+        pub use crate::cel::{EvaluationError, Expression, ExpressionError, Input, TextPosition, UnguardedRead};
     }
     /// Checks of rules.
     pub mod checks {

@@ -31,8 +31,8 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use tollgate::Timestamp;
-use tollgate::http::TokenError;
 use tollgate::internal::wall_now;
+use tollgate_http::TokenError;
 
 pub use self::claims::Claims;
 use self::failure_cache::FailureCache;

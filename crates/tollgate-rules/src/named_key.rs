@@ -359,10 +359,12 @@ pub fn counted(parts: usize) -> String {
 pub struct InvalidPart {
     /// The problem, with the value.
     pub problem: String,
+    /// How to correct it.
     pub fix: String,
 }
 
 impl InvalidPart {
+    /// Creates the description of an invalid part.
     pub fn new(problem: String, fix: impl Into<String>) -> Self {
         Self { problem, fix: fix.into() }
     }

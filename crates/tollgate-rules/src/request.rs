@@ -8,7 +8,7 @@ use std::sync::Arc;
 use http::HeaderName;
 use http::header::HOST;
 use serde_json::{Map, Value};
-use tollgate::http::TokenError;
+use tollgate_http::TokenError;
 
 use super::client::TrustedProxies;
 use super::normal::path::Readings;
@@ -16,7 +16,7 @@ use super::normal::{self, PathCase, PathReading, ReadError, ReadErrors, Unreadab
 use super::{Facts, FailedExpressions, claims};
 
 /// The claims of a verified token.
-pub type Claims = Arc<Map<String, Value>>;
+pub(super) type Claims = Arc<Map<String, Value>>;
 
 /// Finds and verifies the token of a request.
 pub type Tokens = Arc<dyn Fn(&Facts<'_>, &ReadErrors) -> Token + Send + Sync>;

@@ -4,7 +4,7 @@
 
 use http::{HeaderMap, HeaderName, StatusCode};
 use smallvec::SmallVec;
-use tollgate::internal::http_status_of_grpc;
+use tollgate_http::internal::http_status_of_grpc;
 
 use super::normal::header::trimmed;
 

@@ -14,6 +14,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tollgate::internal::Generation;
+
 pub use self::building::RuleSetBuilder;
 use self::by_key::Treatment;
 use self::last_plans::LastPlans;
@@ -23,9 +25,10 @@ pub(crate) use self::plain::PerAddress;
 use self::plain::PlainRule;
 pub use self::unknown::UnknownPlan;
 use super::client::TrustedProxies;
-use tollgate::internal::Generation;
 #[cfg(feature = "file")]
 use tollgate::{Algorithm, LimitId};
+use tollgate_http::internal::Challenge;
+use tollgate_http::{Body, Cors, Policy, TokenError};
 
 use super::envoy::Domains;
 use super::index::{Candidates, Index, IndexedBy};
@@ -38,8 +41,6 @@ use super::request::{TokenStatus, Tokens};
 use super::response::ResponseSettlement;
 use super::rule::{Missing, Mode, Rule};
 use super::{ExpressionField, Facts, KeyPart, PathReading, Request};
-use tollgate::http::{Body, Cors, Policy, TokenError};
-use tollgate::internal::Challenge;
 #[cfg(feature = "file")]
 use tollgate::{InvalidLimit, Key, Limit, LimitSet, Limiter, LimiterBuilder};
 

@@ -16,7 +16,9 @@ const MAX_PARTS: usize = 10_000;
 /// A route that no request reaches, and a route that covers it, by their numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shadowed {
+    /// The index of the route that no request reaches.
     pub route: usize,
+    /// The index of the route that gets its requests.
     pub by: usize,
 }
 

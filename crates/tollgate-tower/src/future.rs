@@ -12,7 +12,7 @@ use http::header::CONTENT_LENGTH;
 use http::{Method, Request, Response};
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
-use tollgate::http::{Refusal, is_grpc};
+use tollgate_http::{Refusal, is_grpc};
 use tower_service::Service;
 
 use super::cost::{ActualCost, Polling};

@@ -15,7 +15,7 @@
 //! # }
 //! ```
 //!
-//! A denied request never reaches the inner service. The response is built by [`tollgate::http`]. gRPC clients get the
+//! A denied request never reaches the inner service. The response is built by [`tollgate_http`]. gRPC clients get the
 //! status `RESOURCE_EXHAUSTED` with retry information.
 //!
 //! The layer can do more than deny:

@@ -7,7 +7,7 @@ use std::sync::{Arc, Once};
 use bytes::Bytes;
 use http::{Extensions, Request, Response, Uri};
 use tollgate::Decision;
-use tollgate::internal::UNKNOWN_ADDRESS;
+use tollgate_http::internal::UNKNOWN_ADDRESS;
 use tollgate_rules::internal::layer::Finders;
 use tollgate_rules::{Facts, Gate, Outcome, RuleSet};
 

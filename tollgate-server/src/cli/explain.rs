@@ -10,7 +10,6 @@ use std::path::PathBuf;
 
 use axum::http::{HeaderName, HeaderValue};
 use tollgate_config::Parsed;
-use tollgate_rules::Gate;
 
 use super::{Completion, ConfigArgument, Error, StoreArgument, load_once, print};
 use crate::explanation::{Counts, Json, RequestDescription};

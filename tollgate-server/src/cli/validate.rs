@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use tollgate_config::internal::SettingError;
 use tollgate_config::{LoadError, OpenError, Parsed, Problem, Problems, Severity};
-use tollgate_rules::Gate;
 
 use super::{Completion, Error, print};
 use crate::{config, listeners};

@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use schemars::JsonSchema;
 use serde::Serialize;
 use tollgate::Decision;
-use tollgate::http::TokenError;
 use tollgate_config::internal::RouteRule;
+use tollgate_http::TokenError;
 use tollgate_rules::{RuleExplained, RuleState, TokenStatus};
 
 use super::overall::reason;

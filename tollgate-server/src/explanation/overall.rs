@@ -2,9 +2,9 @@
 
 use axum::http::{HeaderMap, StatusCode, header};
 use tollgate::Decision;
-use tollgate::http::{Body, Refusal, RefusalBuilder, UnreadableRequest};
 use tollgate_config::Parsed;
 use tollgate_config::internal::{CountRule, FailurePolicy};
+use tollgate_http::{Body, Refusal, RefusalBuilder, UnreadableRequest};
 use tollgate_rules::internal::Unreadable;
 use tollgate_rules::{Explanation, RuleExplained, RuleState};
 

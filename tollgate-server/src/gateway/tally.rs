@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use http::StatusCode;
-use tollgate::http::Refusal;
+use tollgate_http::Refusal;
 use tollgate_rules::Outcome;
 use tollgate_rules::internal::Unreadable;
 

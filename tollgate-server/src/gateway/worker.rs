@@ -13,8 +13,8 @@ use std::time::{Duration, SystemTime};
 use arc_swap::{ArcSwap, Cache};
 use http::HeaderValue;
 use tokio::sync::Notify;
-use tollgate::http::Refusal;
-use tollgate::internal::{HeaderLine, ReusedResponse};
+use tollgate_http::Refusal;
+use tollgate_http::internal::{HeaderLine, ReusedResponse};
 use tollgate_rules::internal::CachedGate;
 use tollgate_rules::{Check, Facts, Gate, Outcome};
 

@@ -29,7 +29,7 @@ use axum::{Json, Router};
 use futures_util::future::join_all;
 use tokio::net::TcpListener;
 use tokio::time::timeout;
-use tollgate::http::Refusal;
+use tollgate_http::Refusal;
 use tollgate_rules::{Check, Gate, Outcome, RuleSet};
 
 pub(crate) use self::batch::parse as parse_json;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use tollgate::http::Headers;
+use tollgate_http::Headers;
 use tollgate_rules::Outcome;
 
 use super::{DecisionNote, SpanEnd};

@@ -82,7 +82,6 @@ impl LeakyBucket {
         checked::full_refill_time(self.capacity, self.leak)
     }
 
-    #[cfg(feature = "http")]
     pub(super) fn refill(&self) -> super::refill::Refill {
         let micros = crate::units::whole_micros(self.leak.period());
         super::refill::Refill::Smooth { units: self.leak.count(), micros }

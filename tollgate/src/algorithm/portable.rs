@@ -144,8 +144,7 @@ impl Compiled {
     }
 
     /// Checks that the limit suits a store with one thread for all clients.
-    #[doc(hidden)]
-    pub fn check_shared(&self) -> Result<(), InvalidLimit> {
+    pub(crate) fn check_shared(&self) -> Result<(), InvalidLimit> {
         match self {
             Self::Log(log) if log.limit > MAX_SHARED_LOG => Err(InvalidLimit::new(
                 "limit",

@@ -98,7 +98,6 @@ impl TokenBucket {
         }
     }
 
-    #[cfg(feature = "http")]
     pub(super) fn refill(&self) -> super::refill::Refill {
         let (units, micros) = (self.refill.count(), whole_micros(self.refill.period()));
         match self.mode {

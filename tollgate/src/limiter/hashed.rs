@@ -18,12 +18,14 @@ pub type FewHits = SmallVec<[HashedHit; 3]>;
 impl Limiter {
     /// Returns the wall clock's time.
     #[doc(hidden)]
+    #[inline]
     pub fn wall_now(&self) -> Timestamp {
         self.now().offset_by(self.0.clock.wall_offset_micros())
     }
 
     /// Returns the denial, if one of the limits denies. Otherwise nothing changes.
     #[doc(hidden)]
+    #[inline]
     pub fn find_denial(&self, hits: &[HashedHit]) -> Option<Decision> {
         let inner = &*self.0;
         let denied = inner.store.find_denial(&inner.limits, hits, self.now())?;
@@ -115,6 +117,7 @@ impl Limiter {
 }
 
 /// Returns the first hit of one limit, with another cost. Further hits are those of other readings of a path.
+#[inline]
 pub fn hit_of_limit(hits: &[HashedHit], limit: LimitId, cost: u64) -> FewHits {
     hits.iter().find(|hit| hit.limit == limit).map(|hit| HashedHit { cost, ..*hit }).into_iter().collect()
 }

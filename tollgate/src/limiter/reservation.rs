@@ -50,11 +50,15 @@ impl Reservation {
 /// Units that a reservation has taken from a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReservedCharge {
+    /// The name of the limit.
     pub limit: String,
+    /// The name of the variant that the units were taken from.
     pub variant: Option<String>,
     /// The key as its store identifies it.
     pub key: Vec<u8>,
+    /// The units that were taken.
     pub units: u64,
+    /// The time at which they were taken, in microseconds.
     pub at: u64,
 }
 

@@ -67,8 +67,11 @@ pub(crate) struct MemoryStore {
 /// A hit with its key hashed.
 #[derive(Clone, Copy, Debug)]
 pub struct HashedHit {
+    /// The limit.
     pub limit: LimitId,
+    /// The hash of the key with the secret of the store.
     pub fingerprint: u64,
+    /// The units to take.
     pub cost: u64,
 }
 

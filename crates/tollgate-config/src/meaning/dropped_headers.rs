@@ -1,6 +1,6 @@
 //! Headers that a rule reads and the gateway drops before limits see a request.
 
-use tollgate::internal::{is_folded_by_servers, is_forwarding_header};
+use tollgate_http::internal::{is_folded_by_servers, is_forwarding_header};
 use tollgate_rules::internal::config::jwt;
 
 use crate::forms::{CostText, KeyPart, PlanSource, TokenSource};

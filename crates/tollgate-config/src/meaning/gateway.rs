@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use http::HeaderValue;
 use http::header::HOST;
-use tollgate::internal::reads_as;
+use tollgate_http::internal::reads_as;
 use tollgate_rules::Match;
 use tollgate_rules::internal::config::{Shadowed, can_begin_with, shadowed};
 

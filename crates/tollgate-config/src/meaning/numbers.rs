@@ -73,7 +73,7 @@ fn storable(limit: Result<Limit, InvalidLimit>, file: &RuleFile) -> Result<Limit
     let limit = limit?;
     #[cfg(feature = "redis")]
     if !file.store.is_memory() {
-        limit.compiled().check_shared()?;
+        limit.check_shared()?;
     }
     #[cfg(not(feature = "redis"))]
     let _ = file;

@@ -1,6 +1,6 @@
 //! Checks of the settings at the top of the file: the store, listeners, trusted proxies and tokens.
 
-use tollgate::http::Cors;
+use tollgate_http::Cors;
 
 use super::{FirstPositions, gateway, store};
 use crate::compile::challenge;

@@ -77,8 +77,11 @@ fn threat_model_names_tests_that_exist() {
     assert!(spans.len() > 30, "{spans:?}");
     for span in spans {
         let (file, test) = span.split_once(": ").unwrap_or((span, ""));
-        let path =
-            if file.starts_with("tollgate/") { file.to_owned() } else { format!("tollgate-server/tests/{file}") };
+        let path = if file.starts_with("tollgate/") || file.starts_with("crates/") {
+            file.to_owned()
+        } else {
+            format!("tollgate-server/tests/{file}")
+        };
         assert!(root().join(&path).exists(), "there is no {path}");
         assert!(test.is_empty() || read(&path).contains(&format!("fn {test}(")), "{path} has no test {test}");
     }

@@ -5,9 +5,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tollgate::http::Refusal;
 use tollgate::{LimitId, Limiter, ManualClock, Overflow, Source, Timestamp};
 use tollgate_config::RuleFile;
+use tollgate_http::Refusal;
 use tollgate_rules::{Check, Gate, Outcome};
 
 const LIMIT: &str = "besieged";

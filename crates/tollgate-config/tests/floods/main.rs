@@ -3,7 +3,6 @@
 //! The campaign runs every algorithm against several kinds of floods. `make test-floods` runs it with and without bans, over
 //! more sizes and windows, and prints the figures of `docs/operating.md`.
 
-#![cfg(feature = "file")]
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 mod campaign;

@@ -1,6 +1,5 @@
 //! Limits that learn, in simulated time: a daily pattern, a product launch, and attacks that try to train them.
 
-#![cfg(feature = "file")]
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 mod simulation;

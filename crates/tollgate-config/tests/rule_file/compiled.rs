@@ -5,9 +5,9 @@ use std::path::Path;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use jsonwebtoken::{EncodingKey, Header};
-use tollgate::http::Refusal;
 use tollgate::{Limiter, ManualClock};
 use tollgate_config::RuleFile;
+use tollgate_http::Refusal;
 use tollgate_rules::{Facts, Gate, Outcome};
 
 /// Returns a gate in memory for a rule file. Its clock does not move, so that no window ends.

@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
-use tollgate::http::Refusal;
 use tollgate_config::RuleFile;
+use tollgate_http::Refusal;
 use tollgate_rules::{ExpressionField, Facts, Gate, Outcome, RuleExplained, RuleState};
 
 use super::compiled::{block_on, gate};

@@ -1,6 +1,6 @@
 //! Keys, lists, conditions and costs all use the normal form of a request.
 
-use tollgate::http::Refusal;
+use tollgate_http::Refusal;
 
 use super::compiled::{ask, gate};
 

@@ -7,9 +7,9 @@ use http::{HeaderMap, HeaderValue, StatusCode};
 use jsonwebtoken::{EncodingKey, Header};
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use tollgate::http::{Refusal, TokenError};
 use tollgate::{Limiter, ManualClock};
 use tollgate_config::{Parsed, RuleFile};
+use tollgate_http::{Refusal, TokenError};
 use tollgate_rules::{Explanation, Facts, Gate, Outcome, TokenStatus};
 
 const SECRET: &[u8] = b"a secret of at least thirty-two bytes";

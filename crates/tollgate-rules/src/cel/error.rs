@@ -20,7 +20,9 @@ pub struct ExpressionError {
 /// A position in the text of an expression, in characters from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TextPosition {
+    /// The line, from 1.
     pub line: usize,
+    /// The column in characters, from 1.
     pub column: usize,
 }
 
@@ -80,7 +82,12 @@ pub enum EvaluationError {
     /// The interpreter failed.
     Failed(Box<ExecutionError>),
     /// The result has another type than the field needs. Only a claim can cause this.
-    WrongType { found: String, expected: &'static str },
+    WrongType {
+        /// The type of the result.
+        found: String,
+        /// The type that it must have.
+        expected: &'static str,
+    },
     /// The cost is below 0.
     Negative(i64),
 }

@@ -12,7 +12,7 @@ use cel::common::types::{CelBool, CelDouble, CelInt, CelList, CelNull, CelString
 use cel::common::value::{CowVal, Val};
 use cel::context::VariableResolver;
 use serde_json::{Map, Value};
-use tollgate::http::Headers;
+use tollgate_http::Headers;
 
 use super::Input;
 use super::prepared::Prepared;

@@ -90,7 +90,7 @@ impl Measure {
             Algorithm::FixedWindow(fixed) if fixed.is_aligned() => {
                 window(|window| Kind::ClockWindow { window }, algorithm.window())
             }
-            Algorithm::FixedWindow(fixed) => window(|window| Kind::FirstRequestWindow { window }, algorithm.window()),
+            Algorithm::FixedWindow(_) => window(|window| Kind::FirstRequestWindow { window }, algorithm.window()),
             Algorithm::SlidingWindowCounter(counter) if counter.segment_count() == 1 => {
                 window(|window| Kind::TwoWindows { window }, algorithm.window())
             }
@@ -98,7 +98,7 @@ impl Measure {
             Algorithm::SlidingWindowCounter(counter) => {
                 Some(Self::segments(algorithm.window(), counter.segment_count(), 2))
             }
-            Algorithm::SlidingWindowLog(log) => Some(Self::segments(algorithm.window(), MAX_SEGMENTS, 1)),
+            Algorithm::SlidingWindowLog(_) => Some(Self::segments(algorithm.window(), MAX_SEGMENTS, 1)),
             // A ban has no demand.
             _ => None,
         }

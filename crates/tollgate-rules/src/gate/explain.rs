@@ -3,8 +3,8 @@
 use std::pin::Pin;
 use std::time::Duration;
 
-use tollgate::http::Refusal;
 use tollgate::{Decision, Hit};
+use tollgate_http::Refusal;
 
 use super::store::Hits;
 use super::{Gate, State, in_flight};

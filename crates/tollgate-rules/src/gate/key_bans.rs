@@ -12,9 +12,9 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use smallvec::SmallVec;
-use tollgate::http::Refusal;
 use tollgate::internal::{Admission, Verdict};
 use tollgate::{Decision, Key, LimitId, Timestamp};
+use tollgate_http::Refusal;
 
 use super::in_flight::InFlight;
 use super::outcome::Outcome;

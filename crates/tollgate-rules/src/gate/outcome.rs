@@ -12,11 +12,12 @@ use super::deferred::{DeferredCharges, DeferredHits};
 use super::in_flight::{Full, InFlightLimits, InFlightPermit, PermitRequests, ShadowDecisions, TakenPermits};
 use super::store::Hits;
 use super::{Gate, State};
-#[cfg(feature = "file")]
-use tollgate::http::{Headers, Policy, Refusal, RefusalBuilder, UnreadableRequest};
-use tollgate::internal::{Held, ReusedResponse, WrittenResponse};
+use tollgate::internal::Held;
 #[cfg(all(feature = "file", feature = "redis"))]
 use tollgate::{Decision, LimitId, Source};
+use tollgate_http::internal::{ReusedResponse, WrittenResponse};
+#[cfg(feature = "file")]
+use tollgate_http::{Headers, Policy, Refusal, RefusalBuilder, UnreadableRequest};
 
 use crate::demand::Observation;
 use crate::{Refused, RuleSet, TokenStatus};

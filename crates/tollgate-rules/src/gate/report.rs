@@ -7,8 +7,8 @@
 
 use std::sync::Arc;
 
-use tollgate::http::Refusal;
 use tollgate::{Decision, LimitId, Source, Timestamp};
+use tollgate_http::Refusal;
 
 use super::joint_check::JointCheck;
 use super::outcome::Outcome;

@@ -25,6 +25,7 @@ use crate::{KeyError, NamedKey, NamedRule, with_key};
 
 /// The actual cost of a request, as reported by its handler through the tower layer.
 pub struct ReportedCost<'t> {
+    /// The units that the request has cost.
     pub units: u64,
     /// Applies to this limit alone, or otherwise to all whose cost was an estimate.
     pub limit: Option<&'t str>,

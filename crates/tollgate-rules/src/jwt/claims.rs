@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 use tollgate::Timestamp;
-use tollgate::http::TokenError;
+use tollgate_http::TokenError;
 
 /// The claims of a token with a valid signature. Cheap to clone.
 #[derive(Clone, Debug)]

@@ -9,8 +9,8 @@
 use std::time::Duration;
 
 use tollgate::Timestamp;
-use tollgate::http::TokenError;
 use tollgate::internal::Mutex;
+use tollgate_http::TokenError;
 
 /// Together with [`WAYS`], room for 1,024 tokens in 48 KiB. A flood of different invalid tokens evicts only invalid
 /// ones.

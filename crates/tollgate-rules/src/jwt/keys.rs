@@ -35,6 +35,7 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
+    /// All algorithms, in the order of the documentation.
     pub const ALL: [Self; 4] = [Self::Hs256, Self::Rs256, Self::Es256, Self::EdDsa];
 
     /// Returns the name in tokens and rule files.
@@ -233,10 +234,12 @@ impl InvalidKeys {
         Self::new(name, format_args!("cannot be read: {error}"), "name a file that this process may read")
     }
 
+    /// Returns the problem.
     pub fn problem(&self) -> &str {
         &self.problem
     }
 
+    /// Returns the fix.
     pub fn fix(&self) -> &str {
         &self.fix
     }

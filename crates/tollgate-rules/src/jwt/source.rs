@@ -14,7 +14,9 @@ const SCHEME: &str = "Bearer ";
 pub enum TokenSource {
     /// In a header. The prefix `Bearer` is required only in `Authorization`.
     Header(HeaderName),
+    /// A cookie.
     Cookie(String),
+    /// A parameter of the query.
     Query(String),
 }
 

@@ -13,7 +13,7 @@ use std::cell::Cell;
 
 use http::header::COOKIE;
 use smallvec::SmallVec;
-use tollgate::http::Headers;
+use tollgate_http::Headers;
 
 use super::header::trimmed;
 use super::name::reads_as;

@@ -7,7 +7,7 @@ use std::borrow::Cow;
 
 use http::HeaderName;
 use http::header::{AUTHORIZATION, COOKIE, HOST, PROXY_AUTHORIZATION};
-use tollgate::http::Headers;
+use tollgate_http::Headers;
 
 use super::base64::Ambiguous;
 use super::credentials::{self, Credentials};

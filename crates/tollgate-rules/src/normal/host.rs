@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use std::net::{IpAddr, Ipv6Addr};
 
 use http::header::HOST;
-use tollgate::http::Headers;
+use tollgate_http::Headers;
 
 use super::{ReadErrors, Unreadable, only};
 use crate::Facts;

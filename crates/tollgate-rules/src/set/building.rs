@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use tollgate::internal::Generation;
 use tollgate::{Algorithm, LimitId};
+use tollgate_http::internal::Challenge;
+use tollgate_http::{Body, Cors, Families, Policy};
 
 use super::last_plans::LastPlans;
 use super::{Compiled, Inner, MAX_KEY_PARTS, PerAddress, Phases, PlainRule, RuleSet};
-use tollgate::http::{Body, Cors, Families, Policy};
-use tollgate::internal::Challenge;
 #[cfg(feature = "file")]
 use tollgate::{InvalidLimit, Limit};
 
@@ -76,7 +76,7 @@ impl RuleSetBuilder {
     }
 
     /// Sets the body of refusals: a [`Body`], or a plain text with placeholders, as in
-    /// [`Template`](tollgate::http::Template).
+    /// [`Template`](tollgate_http::Template).
     ///
     /// ```
     /// use tollgate_rules::RuleSet;

@@ -123,8 +123,8 @@ mod tests {
 
     use http::{HeaderMap, HeaderName, HeaderValue};
     use proptest::prelude::*;
-    use tollgate::http::TokenError;
     use tollgate::{FixedWindow, Limit, MINUTE};
+    use tollgate_http::TokenError;
 
     use super::*;
     use crate::request::Token;

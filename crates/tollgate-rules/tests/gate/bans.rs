@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use tollgate::http::Refusal;
 use tollgate::{Ban, DAY, FixedWindow, HOUR, Limit, MINUTE};
+use tollgate_http::Refusal;
 use tollgate_rules::{Checks, Facts, Gate, JointCheck, KeyPart, Match, Outcome, Rule};
 
 use super::{check, gate};

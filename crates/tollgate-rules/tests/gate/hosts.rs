@@ -1,7 +1,7 @@
 //! Requests that name two hosts, and patterns for the `Host` header.
 
-use tollgate::http::Refusal;
 use tollgate::{FixedWindow, Limit, MINUTE};
+use tollgate_http::Refusal;
 use tollgate_rules::{Facts, KeyPart, Match, Mode, Outcome, Routes, Rule, RuleSet};
 
 use super::{check, gate, headers};

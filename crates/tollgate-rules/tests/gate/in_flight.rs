@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use http::HeaderMap;
-use tollgate::http::Refusal;
 use tollgate::{Ban, FixedWindow, Limit, MINUTE};
+use tollgate_http::Refusal;
 use tollgate_rules::{
     Check, Cost, Facts, Gate, InFlightPermit, KeyPart, Listing, Match, Mode, Outcome, Rule, RuleSet, RuleState,
 };

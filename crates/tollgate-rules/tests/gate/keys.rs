@@ -2,8 +2,8 @@
 
 use std::net::IpAddr;
 
-use tollgate::http::Refusal;
 use tollgate::{FixedWindow, Limit, MINUTE};
+use tollgate_http::Refusal;
 use tollgate_rules::{Facts, Gate, KeyPart, Missing, Rule, RuleSet, TrustedProxies};
 
 use super::{check, gate, gate_of, headers};

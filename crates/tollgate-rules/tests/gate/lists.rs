@@ -1,7 +1,7 @@
 //! Exempt, blocked, shadowed and banned requests.
 
-use tollgate::http::Refusal;
 use tollgate::{Ban, FixedWindow, HOUR, Limit, MINUTE, SECOND};
+use tollgate_http::Refusal;
 use tollgate_rules::{Facts, KeyPart, Listing, Missing, Mode, Networks, Rule};
 
 use super::{check, gate, headers, remaining};

@@ -4,8 +4,8 @@ use std::net::IpAddr;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use proptest::prelude::*;
-use tollgate::http::Refusal;
 use tollgate::{Ban, FixedWindow, HOUR, Limit, MINUTE};
+use tollgate_http::Refusal;
 use tollgate_rules::internal::limited::{KeyTexts, LimitedKeys};
 use tollgate_rules::{
     Check, Checks, EncodedSlash, Facts, Gate, JointCheck, KeyBan, KeyError, KeyPart, Listing, Missing, Outcome,

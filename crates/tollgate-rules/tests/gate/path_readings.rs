@@ -1,7 +1,7 @@
 //! Paths with several readings: the strictest of them decides.
 
-use tollgate::http::Refusal;
 use tollgate::{Ban, FixedWindow, HOUR, Limit, MINUTE, Rate, SECOND, TokenBucket};
+use tollgate_http::Refusal;
 use tollgate_rules::{
     EncodedSlash, Facts, Gate, KeyBan, KeyPart, Listing, Match, Outcome, PathParameters, PathReading, Rule, RuleSet,
 };

@@ -135,7 +135,7 @@ async fn units_of_requests_in_progress_are_pending() {
     first.hold_open(30 * SECOND);
     second.hold_open(10 * SECOND);
     let third = check(&gate, "POST", "/login", &[]);
-    assert_eq!(third.refusal(), Some(&tollgate::http::Refusal::Pending));
+    assert_eq!(third.refusal(), Some(&tollgate_http::Refusal::Pending));
     let response = third.response(&http::HeaderMap::new()).expect("it is refused");
     assert_eq!((response.status().as_u16(), &response.headers()["retry-after"]), (429, &"10".parse().unwrap()));
     let body = String::from_utf8_lossy(response.body());
@@ -145,7 +145,7 @@ async fn units_of_requests_in_progress_are_pending() {
     assert!(check(&gate, "POST", "/login", &[]).is_allowed());
     drop(second);
     let spent = check(&gate, "POST", "/login", &[]);
-    assert!(matches!(spent.refusal(), Some(tollgate::http::Refusal::Banned { .. })), "{spent:?}");
+    assert!(matches!(spent.refusal(), Some(tollgate_http::Refusal::Banned { .. })), "{spent:?}");
 }
 
 #[tokio::test]

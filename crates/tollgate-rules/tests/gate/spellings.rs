@@ -1,8 +1,8 @@
 //! Spellings that an upstream takes for one value are one key, and values that upstreams read differently are refused.
 
 use http::{HeaderMap, HeaderName, HeaderValue};
-use tollgate::http::Refusal;
 use tollgate::{FixedWindow, Limit, MINUTE};
+use tollgate_http::Refusal;
 use tollgate_rules::{
     Certificate, CertificateField, Cost, EncodedSlash, Facts, Gate, KeyPart, Listing, Match, Outcome, PathCase,
     PathReading, Rule, RuleSet,

@@ -16,11 +16,11 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use testkit::redis::RedisServer;
 use testkit::window::LONG_WINDOW;
-use tollgate::http::Refusal;
 use tollgate::redis::RedisLimiter;
 use tollgate::{
     Ban, Consistency, FixedWindow, HOUR, Limit, OnStoreFailure, Rate, Settlement, SlidingWindowLog, TokenBucket,
 };
+use tollgate_http::Refusal;
 use tollgate_rules::{Cost, Facts, Gate, KeyPart, Match, Mode, Outcome, Rule, RuleSet, StatusSet};
 
 fn user() -> KeyPart {

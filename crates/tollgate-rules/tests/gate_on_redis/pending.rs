@@ -3,12 +3,12 @@
 use http::{HeaderMap, StatusCode};
 use testkit::redis::RedisServer;
 use testkit::window::LONG_WINDOW;
-use tollgate::http::Refusal;
 use tollgate::redis::RedisLimiter;
 use tollgate::{
     Algorithm, Ban, DenialReason, FixedWindow, HOUR, Hit, LeakyBucket, Limit, MINUTE, ManualClock, Rate, SECOND,
     Settlement, SlidingWindowCounter, SlidingWindowLog, Timestamp, TokenBucket,
 };
+use tollgate_http::Refusal;
 use tollgate_rules::StatusSet;
 
 use super::{check, gate, remaining, rule, user};

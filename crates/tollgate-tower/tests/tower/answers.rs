@@ -2,7 +2,7 @@
 
 use http::{Method, Version};
 use tollgate::SECOND;
-use tollgate::http::{Body, Families};
+use tollgate_http::{Body, Families};
 use tollgate_rules::{Missing, RuleSet};
 
 use super::server::{Server, http1, http2};

@@ -6,7 +6,7 @@ use axum::Router;
 use axum::routing::get;
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode};
-use tollgate::http::Refusal;
+use tollgate_http::Refusal;
 use tollgate_rules::{KeyPart, Match};
 use tollgate_tower::LimitDecision;
 

@@ -1,7 +1,7 @@
 //! The effect of a missing client address: `explain` was called without `--ip`.
 
-use tollgate::http::Refusal;
 use tollgate_config::internal::{KeyPart, LimitRule};
+use tollgate_http::Refusal;
 use tollgate_rules::{RuleExplained, RuleState};
 
 use crate::explanation::Explained;

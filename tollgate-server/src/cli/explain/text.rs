@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tollgate::Decision;
-use tollgate::http::Refusal;
+use tollgate_http::Refusal;
 use tollgate_rules::{ExpressionField, FailedExpression, RuleExplained, RuleState, TokenStatus};
 
 use super::address::effects_without_address;

@@ -8,10 +8,10 @@ use std::time::Duration;
 use http::header::{HOST, REFERER, USER_AGENT};
 use http::{HeaderValue, Method, StatusCode, Uri, Version};
 use time::OffsetDateTime;
-use tollgate::http::{Headers, Refusal, TokenError};
 use tollgate::internal::is_control_or_format;
 use tollgate::{Decision, Source};
 use tollgate_config::internal::LoggedKey;
+use tollgate_http::{Headers, Refusal, TokenError};
 use tollgate_rules::internal::limited::{KeyTexts, LimitedKey};
 use tollgate_rules::{Facts, Outcome, TrustedProxies};
 

@@ -9,10 +9,10 @@ use std::net::IpAddr;
 
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use smallvec::SmallVec;
-use tollgate::internal::{HeaderLine, is_folded_by_servers, is_forwarding_header, reads_as};
 use tollgate_config::internal::{
     HeaderEdits, HeaderName as FileHeaderName, HeaderValueRule, RequestHeaderEdits, UnderscoreHeaders,
 };
+use tollgate_http::internal::{HeaderLine, is_folded_by_servers, is_forwarding_header, reads_as};
 use tollgate_rules::TrustedProxies;
 use tollgate_rules::internal::HeaderFact;
 

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, DATE, TRANSFER_ENCODING};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, Version};
-use tollgate::internal::HeaderLine;
+use tollgate_http::internal::HeaderLine;
 use tollgate_rules::Outcome;
 
 use super::body::{BodyDecoder, Framing, connection_options};

@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use smallvec::SmallVec;
 use tollgate::Decision;
-use tollgate::http::Refusal;
+use tollgate_http::Refusal;
 use tollgate_rules::internal::envoy::{DescriptorMatch, FoundLimit};
 use tollgate_rules::{Checks, Facts, Gate, JointCheck, Outcome, RuleSet};
 use tonic::Status;

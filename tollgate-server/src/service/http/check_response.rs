@@ -2,8 +2,8 @@
 
 use schemars::JsonSchema;
 use serde::Serialize;
-use tollgate::http::{Refusal, TokenError};
 use tollgate::{Decision, Source};
+use tollgate_http::{Refusal, TokenError};
 use tollgate_rules::Outcome;
 
 use crate::decisions::source_name;

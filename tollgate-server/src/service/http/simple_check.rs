@@ -8,7 +8,7 @@
 use std::mem::MaybeUninit;
 
 use serde::Deserialize;
-use tollgate::http::Refusal;
+use tollgate_http::Refusal;
 use tollgate_rules::Check;
 
 use super::ServiceState;
@@ -182,7 +182,6 @@ mod tests {
     use hyper::service::Service as _;
     use hyper_util::service::TowerToHyperService;
     use tollgate_config::RuleFile;
-    use tollgate_rules::Gate;
 
     use super::super::router;
     use super::*;

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 use tollgate::Timestamp;
-use tollgate::internal::HeaderLine;
+use tollgate_http::internal::HeaderLine;
 use tollgate_rules::Facts;
 
 /// The most headers of one record. Others are ignored: a rule file reads a handful.

@@ -1,7 +1,7 @@
 //! Counts of decisions.
 
 use tollgate::Timestamp;
-use tollgate::http::Refusal;
+use tollgate_http::Refusal;
 use tollgate_rules::Outcome;
 
 use super::distinct::DistinctKeys;

@@ -9,8 +9,8 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use http::header::CONNECTION;
 use http::{HeaderValue, Response, StatusCode};
-use tollgate::internal::WrittenResponse;
 use tollgate_config::internal::UpstreamHeader;
+use tollgate_http::internal::WrittenResponse;
 use tollgate_rules::Outcome;
 
 use super::client_io::BodyError;

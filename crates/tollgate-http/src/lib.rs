@@ -2,7 +2,7 @@
 //!
 //! ```
 //! use http::{HeaderMap, Response};
-//! use tollgate::http::{RefusalBuilder, Body, Families, Policy, Refusal};
+//! use tollgate_http::{Body, Families, Policy, Refusal, RefusalBuilder};
 //! use tollgate::{Limit, Limiter, Rate, TokenBucket};
 //!
 //! let limit = Limit::new("per-user", TokenBucket::new(1, Rate::per_minute(1)))?;
@@ -25,17 +25,24 @@
 //! The gateway, the decision service and the tower layer all build their responses here, so clients see no difference
 //! between them. Parts that are the same for every request are formatted once, in a [`Policy`] and a [`Body`].
 //!
-//! Not here: a server, a clock, anything asynchronous, and the decision whether to refuse.
+//! It is a crate of its own because a limiter needs no HTTP, and because everything that writes a response should write the
+//! same one. Deliberately not in it: a server, a clock, anything asynchronous, and the decision whether to refuse.
+
+// Shows on each item the feature that it needs. Only docs.rs sets `docsrs`, with a nightly compiler.
+#![cfg_attr(docsrs, feature(doc_cfg))]
+#![forbid(unsafe_code)]
 
 mod body;
 mod cors;
 mod families;
 mod fields;
-pub(crate) mod grpc;
-pub(crate) mod headers;
-pub(crate) mod policy;
-pub(crate) mod refusal;
-pub(crate) mod response;
+mod grpc;
+mod headers;
+#[doc(hidden)]
+pub mod internal;
+mod policy;
+mod refusal;
+mod response;
 
 use std::time::Duration;
 
@@ -46,6 +53,11 @@ pub use self::grpc::is_grpc;
 pub use self::headers::Headers;
 pub use self::policy::Policy;
 pub use self::refusal::{Refusal, RefusalBuilder, TokenError, UnreadableRequest};
+pub use tollgate;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
 
 /// Returns whole seconds, rounded up, so that a client that waits this long has waited long enough.
 fn seconds(span: Duration) -> u64 {

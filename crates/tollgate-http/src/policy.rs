@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use ::http::header::{CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER};
 use ::http::{HeaderMap, HeaderName, HeaderValue};
+use tollgate::internal::Refill;
+use tollgate::{Decision, Limit, Source};
 
 use super::families::{Families, HeaderFamily};
 use super::fields::{
@@ -14,9 +16,6 @@ use super::fields::{
     has_rate_limit_headers, legacy_offer, remove_standard, standard_offer,
 };
 use super::{seconds, wait_seconds};
-use crate::algorithm::refill::Refill;
-use crate::decision::{Decision, Source};
-use crate::limit::Limit;
 
 /// Headers that servers add later, such as `content-length`. Reserving room for them too makes the map grow once, while
 /// it is still small.
@@ -600,11 +599,11 @@ impl Prepared {
 #[cfg(test)]
 mod tests {
     use ::http::{HeaderMap, HeaderName, HeaderValue};
+    use tollgate::{Decision, FixedWindow, Limit, Limiter, MINUTE};
 
     use super::*;
-    use crate::http::{Body, Families, HeaderFamily, Headers, Policy, Refusal, RefusalBuilder};
     use crate::internal::HeaderLine;
-    use crate::{Decision, FixedWindow, Limit, Limiter, MINUTE};
+    use crate::{Body, Families, HeaderFamily, Headers, Policy, Refusal, RefusalBuilder};
 
     #[test]
     fn a_copied_map_has_what_a_grown_one_has() {

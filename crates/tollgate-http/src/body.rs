@@ -221,7 +221,7 @@ impl Template {
     /// Parses a template that is sent as `content_type`. A `text` type without a charset is sent with `charset=utf-8`.
     ///
     /// ```
-    /// use tollgate::http::Template;
+    /// use tollgate_http::Template;
     ///
     /// assert!(Template::new("<h1>Wait {{retry_after}} s</h1>", "text/html").is_ok());
     /// let error = Template::new("Wait {{retry}} s", "text/plain").unwrap_err();
@@ -449,9 +449,9 @@ fn thousandths(text: &str) -> Option<u16> {
 #[cfg(test)]
 mod tests {
     use ::http::{HeaderMap, HeaderValue};
+    use tollgate::{FixedWindow, Limit, Limiter, MINUTE};
 
     use super::*;
-    use crate::{FixedWindow, Limit, Limiter, MINUTE};
 
     #[test]
     fn the_fast_path_writes_what_serde_would() {

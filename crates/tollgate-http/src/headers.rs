@@ -13,7 +13,7 @@ use ::http::{HeaderMap, HeaderName, HeaderValue};
 ///
 /// ```
 /// use http::{HeaderMap, HeaderValue};
-/// use tollgate::http::Headers;
+/// use tollgate_http::Headers;
 ///
 /// let mut map = HeaderMap::new();
 /// map.insert("x-user-id", HeaderValue::from_static("user123"));
@@ -148,7 +148,7 @@ impl DoubleEndedIterator for HeaderValues<'_, '_> {
 /// `X_Real_IP` to the same variable.
 ///
 /// ```
-/// use tollgate::internal::is_forwarding_header;
+/// use tollgate_http::internal::is_forwarding_header;
 ///
 /// assert!(is_forwarding_header("X-Forwarded-Prefix"));
 /// assert!(is_forwarding_header("x_real_ip"));
@@ -203,7 +203,7 @@ fn begins(name: &str) -> bool {
 /// other character in their place.
 ///
 /// ```
-/// use tollgate::internal::is_folded_by_servers;
+/// use tollgate_http::internal::is_folded_by_servers;
 ///
 /// assert!(is_folded_by_servers("x_user_id") && is_folded_by_servers("X.User-Id") && is_folded_by_servers("x~user"));
 /// assert!(!is_folded_by_servers("X-User-Id2"));

@@ -5,10 +5,10 @@ use std::fmt;
 use std::time::Duration;
 
 use ::http::{HeaderValue, StatusCode};
+use tollgate::{Decision, Source};
 
 use super::policy::Policy;
 use super::wait_seconds;
-use crate::decision::{Decision, Source};
 
 /// The reason that a request is refused. Only a mistake in the service itself is a 500: a limiter that cannot decide
 /// returns 503.
@@ -44,7 +44,7 @@ pub enum Refusal {
     /// The store failed, and the limit denies in that case: 503.
     StoreUnavailable,
     /// The limit needs the client's address, and the service does not pass it to its
-    /// [layer](crate::tower::RateLimitLayer): 500.
+    /// layer of `tollgate-tower`: 500.
     ClientAddressUnknown,
 }
 
@@ -314,6 +314,7 @@ impl<'a> RefusalBuilder<'a> {
 
     /// Sets all policies that the request matched, for `RateLimit-Policy`.
     #[doc(hidden)]
+    #[inline]
     pub fn matched(self, policies: &'a [&'a Policy]) -> Self {
         Self { matched: Some(policies), ..self }
     }
@@ -331,6 +332,7 @@ impl<'a> RefusalBuilder<'a> {
 
     /// Sets the challenge for `WWW-Authenticate`.
     #[doc(hidden)]
+    #[inline]
     pub fn challenge(self, challenge: Option<&'a Challenge>) -> Self {
         Self { challenge, ..self }
     }
@@ -382,9 +384,10 @@ impl<'a> RefusalBuilder<'a> {
 
 #[cfg(test)]
 mod tests {
+    use tollgate::Timestamp;
+    use tollgate::internal::{Admission, Verdict};
+
     use super::*;
-    use crate::decision::{Admission, Verdict};
-    use crate::units::Timestamp;
 
     fn decided(admission: Admission, source: Source) -> Decision {
         let verdict = Verdict { admission, remaining: 0, reset_after: 1_000_000 };
@@ -404,8 +407,9 @@ mod tests {
 
     #[test]
     fn a_store_that_fails_says_when_to_retry_and_not_what_is_left() {
-        use crate::http::{Body, Families, Policy, RefusalBuilder};
-        use crate::{Limit, TokenBucket};
+        use tollgate::{Limit, TokenBucket};
+
+        use crate::{Body, Families, Policy, RefusalBuilder};
 
         let policy = Policy::new(&Limit::new("per-user", TokenBucket::default()).unwrap(), Families::default());
         let decision = decided(Admission::Denied { retry_after: 1_500_000 }, Source::Policy);

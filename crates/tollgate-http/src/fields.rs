@@ -14,8 +14,7 @@ use ::http::header::InvalidHeaderValue;
 use ::http::{HeaderMap, HeaderName, HeaderValue};
 use bytes::Bytes;
 use sfv::{BareItem, Dictionary, List, ListEntry, Parser};
-
-use crate::units::Timestamp;
+use tollgate::Timestamp;
 
 pub(super) static X_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
 pub(super) static X_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");

@@ -277,11 +277,12 @@ impl ReusedResponse {
 
 #[cfg(test)]
 mod tests {
+    use tollgate::internal::{Admission, Verdict};
+    use tollgate::{Decision, FixedWindow, Limit, MINUTE, Source, Timestamp};
+
     use super::*;
-    use crate::decision::{Admission, Source, Verdict};
-    use crate::http::{Families, HeaderFamily};
     use crate::internal::HeaderLine;
-    use crate::{Decision, FixedWindow, Limit, MINUTE, Timestamp};
+    use crate::{Families, HeaderFamily};
 
     /// All inputs of a response.
     #[derive(Clone, Debug)]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue};
-use tollgate::http::{Families, Policy, Refusal, RefusalBuilder, is_grpc};
+use tollgate_http::{Families, Policy, Refusal, RefusalBuilder, is_grpc};
 use tonic::{Code, Status};
 use tonic_types::StatusExt;
 

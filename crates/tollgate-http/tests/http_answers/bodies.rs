@@ -6,8 +6,8 @@ use bytes::Bytes;
 use http::header::ACCEPT;
 use http::{HeaderMap, HeaderValue, Response};
 use serde_json::{Value, json};
-use tollgate::http::{Body, Families, Policy, Refusal, RefusalBuilder, Template};
 use tollgate::{Decision, FixedWindow, Limit};
+use tollgate_http::{Body, Families, Policy, Refusal, RefusalBuilder, Template};
 
 use crate::{denied_for, limited, per_user};
 

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use http::HeaderMap;
 use sfv::{List, ListEntry, Parser};
-use tollgate::http::{Families, HeaderFamily, Policy};
 use tollgate::{
     Algorithm, Decision, FixedWindow, HOUR, LeakyBucket, Limit, MINUTE, Rate, SlidingWindowCounter, SlidingWindowLog,
     TokenBucket,
 };
+use tollgate_http::{Families, HeaderFamily, Policy};
 
 use crate::{denied_for, limited, lines, per_user};
 

@@ -6,8 +6,8 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response};
 use proptest::prelude::*;
 use sfv::{List, ListEntry, Parser};
-use tollgate::http::{Body, Families, HeaderFamily, Policy, Refusal, RefusalBuilder};
 use tollgate::{Decision, FixedWindow, Limit, Limiter, MINUTE};
+use tollgate_http::{Body, Families, HeaderFamily, Policy, Refusal, RefusalBuilder};
 
 /// Generates any valid name of a limit, with many of the characters that matter in headers.
 fn names() -> impl Strategy<Value = String> {

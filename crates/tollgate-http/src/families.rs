@@ -4,7 +4,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::invisible::is_control_or_format;
+use tollgate::internal::is_control_or_format;
 
 /// A family of rate limit headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -64,11 +64,11 @@ impl FromStr for HeaderFamily {
 /// in two. Such a field is written in the syntax of the newest family in the set.
 ///
 /// ```
-/// use tollgate::http::{Families, HeaderFamily};
+/// use tollgate_http::{Families, HeaderFamily};
 ///
 /// let families = Families::from_names(["legacy", "draft6"])?;
 /// assert!(families.has(HeaderFamily::Draft6) && !families.has(HeaderFamily::Ietf));
-/// # Ok::<(), tollgate::http::InvalidResponse>(())
+/// # Ok::<(), tollgate_http::InvalidResponse>(())
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Families(u8);
@@ -155,7 +155,7 @@ impl fmt::Display for InvalidResponse {
 
 impl std::error::Error for InvalidResponse {}
 
-impl From<InvalidResponse> for crate::InvalidLimit {
+impl From<InvalidResponse> for tollgate::InvalidLimit {
     fn from(InvalidResponse { field, problem, fix }: InvalidResponse) -> Self {
         Self::new(field, problem, fix)
     }

@@ -23,7 +23,7 @@ const MOST_HEADERS: usize = 3;
 /// request gets these headers from the service behind the limiter; a refused one does not reach it.
 ///
 /// ```
-/// use tollgate::http::Cors;
+/// use tollgate_http::Cors;
 ///
 /// assert!(Cors::origins(["https://shop.example.com"]).is_ok());
 /// assert!(Cors::origins(["shop.example.com"]).is_err());

@@ -1,7 +1,7 @@
 //! Responses of an upstream that limits requests too.
 
 use http::{HeaderMap, HeaderName, HeaderValue};
-use tollgate::http::{Families, Policy};
+use tollgate_http::{Families, Policy};
 
 use crate::{lines, per_user};
 
