@@ -4,7 +4,7 @@
 //! lookup is that of envoyproxy/ratelimit: at each level the entry `key_value` is tried first, then the wildcards in the
 //! order of the file, then the `key` alone, and a limit applies only to descriptors that end at its level.
 //!
-//! Deliberately not here: reading files, which `rules::file` does, and decisions.
+//! Deliberately not here: reading files, which `tollgate-config` does, and decisions.
 
 #[cfg(test)]
 mod tests;

@@ -77,7 +77,6 @@ pub struct ErrorCount {
     count: Arc<AtomicU64>,
 }
 
-#[cfg_attr(not(feature = "file"), expect(dead_code, reason = "expressions come with the rule file"))]
 impl ErrorCount {
     /// Creates a count for the expressions of a field.
     pub fn new(field: ExpressionField) -> Self {

@@ -39,14 +39,12 @@ use self::report::KeySource;
 #[cfg(feature = "file")]
 use self::reservation::Reservations;
 #[cfg(feature = "file")]
-use tollgate::InvalidLimit;
-
 pub use self::reservation::{MAX_RESERVATION, ReservationError, Reserved};
 use self::store::Store;
 pub use self::store::StoreUnavailable;
-#[cfg(feature = "file")]
-use tollgate::{Limiter, LimiterBuilder, RestoreError, Restored};
+use tollgate::{InvalidLimit, Limiter, LimiterBuilder, RestoreError, Restored};
 
+#[cfg(feature = "file")]
 use crate::limited_keys::LimitedKeys;
 use crate::{Facts, KeyError, NamedRule, RuleSet};
 

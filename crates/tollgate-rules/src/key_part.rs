@@ -290,14 +290,12 @@ impl KeyPart {
     }
 
     /// Returns `true` if a text names one member of a group of addresses that count as one client.
-    #[cfg_attr(not(feature = "file"), expect(dead_code, reason = "only rule files are checked for it"))]
     #[doc(hidden)]
     pub fn is_wider_than(&self, text: &str) -> bool {
         matches!(self.0, Source::Ip(group) if group.is_wider_than(text))
     }
 
     /// Returns the fingerprint of the certificate as the client sent it, if the part is one.
-    #[cfg_attr(not(feature = "file"), expect(dead_code, reason = "only routes of a rule file have headers"))]
     pub(super) fn sent_fingerprint<'r>(&self, request: &'r Request<'_>) -> Option<&'r str> {
         match &self.0 {
             Source::Fingerprint(_) => Some(&request.facts().client_certificate()?.fingerprint),

@@ -33,6 +33,7 @@
 // Shows on each item the feature that it needs. Only docs.rs sets `docsrs`, with a nightly compiler.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
+#![cfg_attr(not(feature = "file"), allow(unreachable_pub, dead_code, reason = "only the rule file uses some items"))]
 
 #[cfg(feature = "file")]
 pub(crate) mod cel;

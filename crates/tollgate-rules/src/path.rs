@@ -63,7 +63,6 @@ impl InvalidGlob {
     }
 
     /// Returns the fix.
-    #[cfg_attr(not(feature = "file"), allow(dead_code, reason = "only rule files report it by itself"))]
     #[doc(hidden)]
     pub fn fix(&self) -> &str {
         &self.fix

@@ -103,7 +103,6 @@ impl<'a> Request<'a> {
         Self { failed: Some(failed), ..self }
     }
 
-    #[cfg_attr(not(feature = "file"), expect(dead_code, reason = "expressions come with the rule file"))]
     #[doc(hidden)]
     #[inline]
     pub fn failed_expressions(&self) -> Option<&FailedExpressions> {
@@ -171,7 +170,7 @@ impl<'a> Request<'a> {
 
     /// Returns the client's address: the peer's, or the address that a trusted proxy reports.
     ///
-    /// A [`RateLimitLayer`](crate::tower::RateLimitLayer) that does not know the address refuses the request.
+    /// A `RateLimitLayer` of `tollgate-tower` that does not know the address refuses the request.
     #[must_use]
     pub fn client(&self) -> Option<IpAddr> {
         let client = *self.client.get_or_init(|| self.proxies.client(self.facts));

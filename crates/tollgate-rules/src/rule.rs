@@ -14,9 +14,9 @@ use super::normal::Unreadable;
 use super::response::{CountWhen, ResponseSettlement, StatusSet, whole_number};
 use super::{KeyPart, Match, Networks, Request};
 use tollgate::internal::check_name;
-#[cfg(feature = "file")]
 use tollgate::{InvalidLimit, Limit};
 
+#[cfg(feature = "file")]
 use crate::demand::Observer;
 
 /// A limit, the requests it applies to, and how they are counted.
@@ -67,7 +67,6 @@ pub enum TokenUse {
     /// Counting: the key, the plan or the cost.
     Counting,
     /// Matching: whether the rule applies to a request, exempts it or blocks it.
-    #[cfg_attr(not(feature = "file"), expect(dead_code, reason = "only expressions of a rule file match by claims"))]
     Matching,
 }
 
@@ -248,7 +247,6 @@ impl Listing {
     }
 
     /// Returns a list of every request and key.
-    #[cfg_attr(not(feature = "file"), expect(dead_code, reason = "only files of envoyproxy/ratelimit have such rules"))]
     #[doc(hidden)]
     pub fn everything() -> Self {
         Self { everything: true, ..Self::default() }

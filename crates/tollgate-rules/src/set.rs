@@ -25,11 +25,11 @@ pub(crate) use self::plain::PerAddress;
 use self::plain::PlainRule;
 pub use self::unknown::UnknownPlan;
 use super::client::TrustedProxies;
-#[cfg(feature = "file")]
 use tollgate::{Algorithm, LimitId};
 use tollgate_http::internal::Challenge;
 use tollgate_http::{Body, Cors, Policy, TokenError};
 
+#[cfg(feature = "file")]
 use super::envoy::Domains;
 use super::index::{Candidates, Index, IndexedBy};
 use super::key_map::KeyMap;
@@ -41,9 +41,9 @@ use super::request::{TokenStatus, Tokens};
 use super::response::ResponseSettlement;
 use super::rule::{Missing, Mode, Rule};
 use super::{ExpressionField, Facts, KeyPart, PathReading, Request};
-#[cfg(feature = "file")]
 use tollgate::{InvalidLimit, Key, Limit, LimitSet, Limiter, LimiterBuilder};
 
+#[cfg(feature = "file")]
 use crate::demand::Observer;
 
 /// More key parts than rules need, and few enough to hash on the stack.

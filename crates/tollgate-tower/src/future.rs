@@ -17,10 +17,10 @@ use tower_service::Service;
 
 use super::cost::{ActualCost, Polling};
 use super::limits::{Limits, report_unknown_address};
-#[cfg(feature = "axum")]
 use tollgate_rules::internal::layer::Admitted;
 use tollgate_rules::{InFlightPermit, Outcome};
 
+#[cfg(feature = "axum")]
 pub(super) use super::tunnel::Tunnel;
 
 type ServiceResult<B, E> = Result<Response<B>, E>;

@@ -7,9 +7,9 @@ use std::pin::Pin;
 
 use super::State;
 use super::deferred::defer_in_memory;
-#[cfg(feature = "redis")]
 use tollgate::{Decision, Hit, Key, LimitId, Limiter, Source};
 
+#[cfg(feature = "redis")]
 use super::deferred::defer_on_redis;
 use super::in_flight::{self, Full, InFlight, InFlightLimits, TakenPermits};
 use super::key_bans::BannedHit;
@@ -17,6 +17,7 @@ use super::outcome::{Outcome, PendingChecks, SelectedBy};
 use super::store::{Hits, Store};
 #[cfg(feature = "redis")]
 use tollgate::internal::redis::RedisHits;
+#[cfg(feature = "redis")]
 use tollgate::redis::RedisLimiter;
 
 use crate::{Facts, Mode, NamedKey, OtherKeys, Phase, Request, RuleHit, RuleMatch, with_key};
@@ -479,6 +480,7 @@ impl RemoteCheck {
     }
 }
 
+/// A check that a remote store has to decide, which there is only with the feature `redis`.
 #[cfg(not(feature = "redis"))]
 pub enum RemoteCheck {}
 

@@ -17,10 +17,10 @@ use super::check::{Open, RemoteCheck, check_redis};
 use super::outcome::{Outcome, PendingChecks};
 #[cfg(feature = "file")]
 use super::report::KeySource;
-#[cfg(feature = "redis")]
 use tollgate::internal::{CombinedDecision, CombinedHits, HashedHits};
 use tollgate::{Decision, Limiter};
 
+#[cfg(feature = "redis")]
 use super::store::Hits;
 use super::store::{Store, StoreUnavailable};
 use super::{Gate, State};

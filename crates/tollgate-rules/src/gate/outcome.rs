@@ -12,13 +12,14 @@ use super::deferred::{DeferredCharges, DeferredHits};
 use super::in_flight::{Full, InFlightLimits, InFlightPermit, PermitRequests, ShadowDecisions, TakenPermits};
 use super::store::Hits;
 use super::{Gate, State};
-use tollgate::internal::Held;
 #[cfg(all(feature = "file", feature = "redis"))]
-use tollgate::{Decision, LimitId, Source};
+use tollgate::Source;
+use tollgate::internal::Held;
+use tollgate::{Decision, LimitId};
 use tollgate_http::internal::{ReusedResponse, WrittenResponse};
-#[cfg(feature = "file")]
 use tollgate_http::{Headers, Policy, Refusal, RefusalBuilder, UnreadableRequest};
 
+#[cfg(feature = "file")]
 use crate::demand::Observation;
 use crate::{Refused, RuleSet, TokenStatus};
 
@@ -101,7 +102,6 @@ pub(super) struct Extras {
     /// The enforced in-flight limits that the request matched.
     pub(super) in_flight: InFlightLimits,
     /// The hash of the key that has too many requests in flight, if that denied the request.
-    #[cfg_attr(not(feature = "file"), expect(dead_code, reason = "only counts of limited keys read it"))]
     pub(super) full_key: Option<u64>,
     /// One bit for each limit after the first 32, set when the limit is settled.
     pub(super) settled: Box<[AtomicU32]>,

@@ -13,6 +13,7 @@ use tollgate::Timestamp;
 use tollgate::internal::HashedHit;
 #[cfg(feature = "redis")]
 use tollgate::internal::redis::{RedisHit, RedisHits};
+#[cfg(feature = "redis")]
 use tollgate::redis::{ConnectError, RedisLimiter, RedisLimiterBuilder};
 
 use crate::RuleSet;

@@ -10,10 +10,10 @@ use tollgate_http::{Body, Cors, Families, Policy};
 
 use super::last_plans::LastPlans;
 use super::{Compiled, Inner, MAX_KEY_PARTS, PerAddress, Phases, PlainRule, RuleSet};
-#[cfg(feature = "file")]
 use tollgate::{InvalidLimit, Limit};
 
 use crate::client::TrustedProxies;
+#[cfg(feature = "file")]
 use crate::demand::Observer;
 #[cfg(feature = "file")]
 use crate::envoy::Domains;
