@@ -47,12 +47,14 @@ install-browser:
 
 # Every feature that a user can choose is checked by itself, so that none leans on another by accident; the tests run with
 # none of them and with all.
-FEATURES := tokio uuid http rules file tower axum redis redis,tower
+FEATURES := tokio uuid redis
 
 test-library:
 	cargo test -p tollgate --no-default-features
 	# Without the tests, whose dependencies would enable features that the library lacks.
 	for feature in $(FEATURES); do cargo check -p tollgate --no-default-features --features=$$feature || exit 1; done
+	for feature in "" file redis; do cargo check -p tollgate-rules --features=$$feature || exit 1; done
+	cargo check -p tollgate-config -p tollgate-tower
 	# The server without traces; the other tests have them.
 	cargo check -p tollgate-server --all-targets
 
@@ -69,7 +71,7 @@ test-restarts:
 FLOODS ?= 96,1024,4096
 
 test-floods:
-	FLOODS=$(FLOODS) cargo test -p tollgate --all-features --test floods -- --nocapture
+	FLOODS=$(FLOODS) cargo test -p tollgate-config --all-features --test floods -- --nocapture
 
 # The tests of the Redis store once more, on Valkey: single, Sentinel and Cluster. Skipped where none is installed, except
 # with CI=true. TLS alone is tested on Redis, because the packaged Valkey is built without it.

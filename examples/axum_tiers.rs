@@ -9,9 +9,9 @@ use axum::extract::Request;
 use axum::middleware::{Next, from_fn};
 use axum::response::Response;
 use axum::routing::get;
-use tollgate::rules::{KeyPart, Rule, RuleSet};
-use tollgate::tower::RateLimitLayer;
-use tollgate::{FixedWindow, Gate, Limit, MINUTE};
+use tollgate_rules::{Gate, KeyPart, Rule, RuleSet};
+use tollgate_tower::RateLimitLayer;
+use tollgate::{FixedWindow, Limit, MINUTE};
 
 /// The account that sent the request.
 #[derive(Clone)]
@@ -32,7 +32,7 @@ async fn authenticate(mut request: Request, next: Next) -> Response {
 }
 
 fn rules() -> Result<RuleSet, tollgate::InvalidLimit> {
-    let account = |request: &tollgate::rules::Request<'_>| request.facts().extension::<Account>().cloned();
+    let account = |request: &tollgate_rules::Request<'_>| request.facts().extension::<Account>().cloned();
     let per_user = Rule::new(Limit::new("per-user", FixedWindow::new(3, MINUTE).from_first_request())?)
         .key(KeyPart::custom(move |request| Some(account(request)?.user)))
         .plan(KeyPart::custom(move |request| Some(account(request)?.plan)))

@@ -9,10 +9,9 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::routing::get;
-use tollgate::Gate;
-use tollgate::rules::RuleSet;
-use tollgate::rules::file::RuleFile;
-use tollgate::tower::RateLimitLayer;
+use tollgate_rules::{Gate, RuleSet};
+use tollgate_config::RuleFile;
+use tollgate_tower::RateLimitLayer;
 
 fn load(file: &Path) -> Result<RuleSet, Box<dyn std::error::Error>> {
     Ok(RuleFile::load(file)?.compile()?)
@@ -43,7 +42,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let address = arguments.next().unwrap_or_else(|| "127.0.0.1:3000".to_owned());
 
     // Clones share the gate, so rules can be replaced from anywhere.
-    let gate = Gate::open(&RuleFile::load(&file)?).await?;
+    let gate = tollgate_config::open_gate(&RuleFile::load(&file)?).await?;
     tokio::spawn(watch(file, gate.clone()));
     let app = Router::new().route("/", get(async || "hello\n")).layer(RateLimitLayer::new(gate).for_axum());
 

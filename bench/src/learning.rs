@@ -3,7 +3,7 @@
 mod evaluation;
 mod log;
 #[allow(clippy::unwrap_used, reason = "shared with the tests of the library, whose traffic is fixed")]
-#[path = "../../tollgate/tests/learning/simulation.rs"]
+#[path = "../../crates/tollgate-config/tests/learning/simulation.rs"]
 mod simulation;
 
 use std::path::{Path, PathBuf};

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use axum::http::header::HOST;
 use axum::http::{HeaderMap, HeaderValue};
-use tollgate::rules::{Facts, KeyPart, Match, Rule, RuleSet};
-use tollgate::{Gate, Hit, Limit, Limiter, Rate, TokenBucket};
+use tollgate::{Hit, Limit, Limiter, Rate, TokenBucket};
+use tollgate_rules::{Facts, Gate, KeyPart, Match, Rule, RuleSet};
 
 use crate::clock::thread_time;
 use crate::race::{self, Rounds, Times, per_decision};

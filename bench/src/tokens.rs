@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use axum::http::header::AUTHORIZATION;
 use axum::http::{HeaderMap, HeaderValue};
-use tollgate::rules::Facts;
-use tollgate::rules::file::RuleFile;
-use tollgate::{Gate, Outcome};
+use tollgate_config::RuleFile;
+use tollgate_rules::{Facts, Gate, Outcome};
 
 use crate::clock::thread_time;
 use crate::race::{self, Rounds, Times, per_decision};

@@ -4,8 +4,7 @@ use std::sync::LazyLock;
 
 use http::header::COOKIE;
 use http::{HeaderMap, HeaderValue};
-use tollgate::Gate;
-use tollgate::rules::Facts;
+use tollgate_rules::{Facts, Gate};
 
 use crate::gates;
 

@@ -1,8 +1,8 @@
 //! Files of envoyproxy/ratelimit: any bytes are refused with reasons at positions in the file, or make limits that
 //! descriptors find as a search of the whole file does.
 
-use tollgate::rules::file::RuleFile;
-use tollgate::rules::file::internal::{DescriptorConfig, DomainConfig};
+use tollgate_config::RuleFile;
+use tollgate_config::internal::{DescriptorConfig, DomainConfig};
 
 use crate::gates;
 use crate::refusals::{check_refusal, check_warnings};

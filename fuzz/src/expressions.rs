@@ -1,9 +1,8 @@
 //! CEL expressions: refused with a reason, or evaluated with the same result each time for the same request.
 
 use http::{HeaderMap, HeaderName, HeaderValue};
-use tollgate::rules::Facts;
-use tollgate::rules::file::RuleFile;
-use tollgate::{Gate, RuleState};
+use tollgate_rules::{Facts, Gate, RuleState};
+use tollgate_config::RuleFile;
 
 use crate::gates;
 use crate::refusals::check_refusal;

@@ -9,9 +9,8 @@ use http::header::AUTHORIZATION;
 use http::{HeaderMap, HeaderValue};
 use serde_json::{Map, Value};
 use sha2::Sha256;
-use tollgate::Gate;
-use tollgate::rules::Facts;
-use tollgate::rules::file::RuleFile;
+use tollgate_rules::{Facts, Gate};
+use tollgate_config::RuleFile;
 
 use crate::gates;
 

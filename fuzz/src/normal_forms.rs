@@ -5,8 +5,7 @@ use std::sync::LazyLock;
 
 use http::header::{AUTHORIZATION, COOKIE};
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
-use tollgate::Gate;
-use tollgate::rules::Facts;
+use tollgate_rules::{Facts, Gate};
 
 use crate::gates;
 
@@ -134,7 +133,7 @@ impl Sent {
     fn key(&self, rule: usize) -> Option<String> {
         let key = gates::key(&GATE, rule, &self.facts())?;
         let explanation = gates::explained(&GATE, &self.facts());
-        let is_refused = explanation.rules.iter().any(|rule| matches!(rule.state, tollgate::RuleState::Refused(_)));
+        let is_refused = explanation.rules.iter().any(|rule| matches!(rule.state, tollgate_rules::RuleState::Refused(_)));
         (!is_refused).then(|| key.concat())
     }
 
@@ -147,7 +146,7 @@ impl Sent {
 /// Returns the units left of a named key, or `None` if no request can have it.
 fn remaining(rule: usize, key: &str) -> Option<u64> {
     let check = GATE.check_by_name(NAMES[rule], &[key.as_bytes()], 0).ok()?;
-    let tollgate::Check::Ready(outcome) = check else { panic!("a gate in memory waits") };
+    let tollgate_rules::Check::Ready(outcome) = check else { panic!("a gate in memory waits") };
     outcome.decision().map(|decision| decision.remaining())
 }
 

@@ -1,8 +1,8 @@
 //! Paths and globs: all spellings of a path match the same rules and have the same key.
 
-use tollgate::internal::CleanPath;
-use tollgate::rules::{Facts, KeyPart, Match, PathGlob, PathReading, Rule, RuleSet, RuleSetBuilder};
-use tollgate::{Explanation, FixedWindow, Gate, InvalidLimit, Limit, MINUTE, RuleState};
+use tollgate_rules::internal::CleanPath;
+use tollgate_rules::{Explanation, Facts, Gate, KeyPart, Match, PathGlob, PathReading, Rule, RuleSet, RuleSetBuilder, RuleState};
+use tollgate::{FixedWindow, InvalidLimit, Limit, MINUTE};
 
 use crate::gates;
 

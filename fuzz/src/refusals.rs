@@ -1,6 +1,6 @@
 //! Properties of every problem that is reported about a rule file.
 
-use tollgate::rules::file::{Problem, Problems, Severity};
+use tollgate_config::{Problem, Problems, Severity};
 
 /// Checks the problems of a file that was refused.
 pub(crate) fn check_refusal(problems: &Problems, text: &str) {

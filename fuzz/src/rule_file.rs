@@ -4,9 +4,8 @@
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderValue, StatusCode};
-use tollgate::rules::Facts;
-use tollgate::rules::file::{Parsed, RuleFile};
-use tollgate::{Gate, RuleState};
+use tollgate_rules::{Facts, Gate, RuleState};
+use tollgate_config::{Parsed, RuleFile};
 
 use crate::gates;
 use crate::refusals::{check_refusal, check_warnings};

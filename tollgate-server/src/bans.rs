@@ -13,9 +13,10 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tokio::time::sleep;
-use tollgate::internal::read_bounded;
+use tollgate::Timestamp;
 use tollgate::redis::{RedisLimiter, StoreError};
-use tollgate::{Gate, KeyBan, Timestamp};
+use tollgate_rules::internal::read_bounded;
+use tollgate_rules::{Gate, KeyBan};
 use tollgate_telemetry::notice;
 
 use crate::atomic_file::{replace, with_suffix};
@@ -314,7 +315,7 @@ fn decode(state: &[u8], place: &str) -> Vec<KeyBan> {
 mod tests {
     use testkit::redis::RedisServer;
     use tollgate::redis::RedisLimiter;
-    use tollgate::rules::RuleSet;
+    use tollgate_rules::RuleSet;
 
     use super::*;
 

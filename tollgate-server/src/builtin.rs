@@ -1,6 +1,6 @@
 //! The built-in rule file of `tollgate serve` without `--config`: 10 requests per minute for each user.
 
-use tollgate::rules::file::{Parsed, Problems, RuleFile};
+use tollgate_config::{Parsed, Problems, RuleFile};
 
 const TEXT: &str = "
 gateway:

@@ -21,7 +21,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use tollgate::rules::file::Parsed;
+use tollgate_config::Parsed;
 use tollgate_net::passed_sockets::PassedSockets;
 use tollgate_telemetry::notice;
 

@@ -7,10 +7,10 @@ use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
-use tollgate::internal::read_up_to;
-use tollgate::rules::RuleSet;
-use tollgate::rules::file::internal::{Address, Listener, RouteRule, ServiceRule, StoreRule, TlsRule, UpstreamTlsRule};
-use tollgate::rules::file::{LoadError, Parsed, Problems, RuleFile};
+use tollgate_config::internal::{Address, Listener, RouteRule, ServiceRule, StoreRule, TlsRule, UpstreamTlsRule};
+use tollgate_config::{LoadError, Parsed, Problems, RuleFile};
+use tollgate_rules::RuleSet;
+use tollgate_rules::internal::read_up_to;
 
 use crate::gateway::Gateway;
 use crate::net_settings;

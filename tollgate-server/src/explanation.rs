@@ -7,11 +7,10 @@ mod overall;
 use std::net::IpAddr;
 
 use axum::http::{HeaderMap, HeaderName, Method, Uri, header as header_names};
-use tollgate::internal::{CleanPath, HeaderFacts, Unreadable, check_host, check_method};
-use tollgate::rules::file::internal::{HeaderFrom, HeaderSource, HeaderValueRule, KeyPart, RouteRule};
-use tollgate::rules::file::{Parsed, Problems};
-use tollgate::rules::{Facts, PathReading};
-use tollgate::{Explanation, Gate};
+use tollgate_config::internal::{HeaderFrom, HeaderSource, HeaderValueRule, KeyPart, RouteRule};
+use tollgate_config::{Parsed, Problems};
+use tollgate_rules::internal::{CleanPath, HeaderFacts, Unreadable, check_host, check_method};
+use tollgate_rules::{Explanation, Facts, Gate, PathReading};
 
 pub(crate) use self::json::Json;
 pub(crate) use self::overall::{Overall, counts_after, policy};

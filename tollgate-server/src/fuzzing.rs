@@ -11,10 +11,10 @@ use hyper::service::Service as _;
 use hyper_util::service::TowerToHyperService;
 use prost::Message as _;
 use tokio::runtime::{Builder, Runtime};
-use tollgate::rules::RuleSet;
-use tollgate::rules::file::RuleFile;
-use tollgate::rules::file::internal::DomainConfig;
-use tollgate::{Gate, Limiter, ManualClock, Timestamp};
+use tollgate::{Limiter, ManualClock, Timestamp};
+use tollgate_config::RuleFile;
+use tollgate_config::internal::DomainConfig;
+use tollgate_rules::{Gate, RuleSet};
 
 pub use crate::gateway::http1_fuzzing::{Http1End, Http1Request, read_requests};
 use crate::service::grpc::GrpcState;

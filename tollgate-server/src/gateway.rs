@@ -5,7 +5,7 @@
 //! Both read requests into the same [`head`]. Every wait for a client or an upstream has a deadline; those that move
 //! while a request is in flight are in [`deadline`].
 //!
-//! Deliberately not here: rate-limit decisions. [`tollgate::Gate`] makes them.
+//! Deliberately not here: rate-limit decisions. [`tollgate_rules::Gate`] makes them.
 
 mod access_log;
 mod buffer_budget;
@@ -44,14 +44,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use arc_swap::ArcSwap;
 use http::HeaderMap;
 use tokio::sync::watch as signal;
-use tollgate::Gate;
-use tollgate::rules::file::internal::{Address, GatewayRule};
-use tollgate::rules::file::{Parsed, Problems};
+use tollgate_config::internal::{Address, GatewayRule};
+use tollgate_config::{Parsed, Problems};
 use tollgate_net::deadline::Ticks;
 use tollgate_net::descriptors::Plan;
 use tollgate_net::listening::Stop;
 use tollgate_net::listening::{Ending, ListenError};
 use tollgate_net::passed_sockets::{PassedSocket, PassedSockets};
+use tollgate_rules::Gate;
 use tollgate_telemetry::notice;
 
 use self::buffer_budget::BufferBudget;

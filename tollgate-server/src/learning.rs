@@ -19,10 +19,10 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::sleep;
-use tollgate::Gate;
-use tollgate::internal::demand::{Evaluation, Learning, LearningLimit, Phase, TICK};
 use tollgate::redis::{RedisLimiter, StoreError};
-use tollgate::rules::file::Parsed;
+use tollgate_config::Parsed;
+use tollgate_rules::Gate;
+use tollgate_rules::internal::demand::{Evaluation, Learning, LearningLimit, Phase, TICK};
 use tollgate_telemetry::notice::{self, Level};
 use tollgate_telemetry::page::Page;
 

@@ -17,13 +17,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
-use tollgate::internal::limited::KeyTexts;
-use tollgate::rules::file::Parsed;
-use tollgate::rules::file::internal::Listener;
+use tollgate_config::Parsed;
+use tollgate_config::internal::Listener;
 use tollgate_net::descriptors::{self, Plan, TooFewDescriptors};
 use tollgate_net::listening::Stop;
 use tollgate_net::listening::{Ending, ListenError};
 use tollgate_net::passed_sockets::{ListenerName, Owner, PassedSocket, PassedSockets};
+use tollgate_rules::internal::limited::KeyTexts;
 use tollgate_telemetry::notice;
 
 use self::running::{Running, Starting, Stopping};

@@ -15,8 +15,8 @@ use std::fmt;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, text};
 use prometheus_client::registry::Registry;
-use tollgate::http::TokenError;
-use tollgate::rules::file::internal::LimitRule;
+use tollgate_config::internal::LimitRule;
+use tollgate_http::TokenError;
 
 pub(crate) use self::format::Format;
 use crate::server_state::ServerState;

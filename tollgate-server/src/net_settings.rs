@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use tollgate::rules::Networks;
-use tollgate::rules::file::internal::{
+use tollgate_config::internal::{
     ClientCertificates as ClientCertificatesRule, ProxyProtocolRule, SettingError, TlsRule,
 };
 use tollgate_net::proxy_protocol::{ProxyProtocol, Senders};
 use tollgate_net::tls::{CertificateFiles, ClientCertificates, Settings, Step, Tls, TlsProblem};
+use tollgate_rules::Networks;
 
 /// Returns which connections begin with a PROXY header.
 pub(crate) fn proxy_protocol(rule: &ProxyProtocolRule) -> ProxyProtocol {

@@ -21,11 +21,11 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
-use tollgate::Gate;
 use tollgate::redis::{PublishError, PublishedRules, Repairs};
-use tollgate::rules::file::internal::SettingError;
-use tollgate::rules::file::{Parsed, Problems, RuleFile};
+use tollgate_config::internal::SettingError;
+use tollgate_config::{Parsed, Problems, RuleFile};
 use tollgate_net::listening::ListenError;
+use tollgate_rules::Gate;
 use tollgate_telemetry::notice::{self, Level};
 
 use self::api::{
@@ -82,7 +82,7 @@ pub(crate) struct Reload {
     /// The last valid file. Its store is in force.
     file: Parsed,
     /// Its compiled rules, so that returning to them needs no disk.
-    compiled: tollgate::rules::RuleSet,
+    compiled: tollgate_rules::RuleSet,
     /// The rules in force, for log lines: the file's, published ones, or those of the admin API.
     rules: WrittenRules,
     /// Whether `rules` are not the file's.
@@ -415,7 +415,7 @@ impl Reload {
 
     /// Changes to the store of another file.
     async fn open_store(&self, file: &Parsed) -> Result<(), String> {
-        let other = Gate::open(file).await.map_err(|error| error.to_string())?;
+        let other = tollgate_config::open_gate(file).await.map_err(|error| error.to_string())?;
         let before = self.gate.redis();
         self.gate.adopt(&other);
         self.throttles.follow_store();

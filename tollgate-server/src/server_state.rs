@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tollgate::Gate;
 use tollgate_net::passed_sockets::PassedSockets;
+use tollgate_rules::Gate;
 use tollgate_telemetry::decisions::Decisions;
 use tollgate_telemetry::limited::Limited;
 

@@ -16,9 +16,11 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
-use tollgate::internal::open_regular;
-use tollgate::rules::file::Parsed;
-use tollgate::{Gate, OpenError, RestoreError, Restored, Timestamp};
+use tollgate::{RestoreError, Restored, Timestamp};
+use tollgate_config::OpenError;
+use tollgate_config::Parsed;
+use tollgate_rules::Gate;
+use tollgate_rules::internal::open_regular;
 use tollgate_telemetry::notice;
 use tollgate_telemetry::words::counted;
 
@@ -79,11 +81,11 @@ impl StateFile {
         let file = match open_regular(&self.path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Gate::open(rules).await.map_err(StateError::Open);
+                return tollgate_config::open_gate(rules).await.map_err(StateError::Open);
             }
             Err(error) => return Err(read_error(error)),
         };
-        match Gate::open_restored(rules, file).map_err(StateError::Open)? {
+        match tollgate_config::open_gate_restored(rules, file).map_err(StateError::Open)? {
             Ok((gate, restored)) => {
                 self.log_restored(&restored);
                 Ok(gate)
@@ -96,7 +98,7 @@ impl StateFile {
                     self.path.display(),
                     rejected.display()
                 ));
-                Gate::open(rules).await.map_err(StateError::Open)
+                tollgate_config::open_gate(rules).await.map_err(StateError::Open)
             }
         }
     }
@@ -148,7 +150,7 @@ enum Moment {
 
 /// Opens a gate with the counts of the process that this one takes over from.
 pub(crate) async fn open_taken_over(rules: &Parsed, counts: UnixStream) -> Result<Gate, StateError> {
-    match Gate::open_restored(rules, BufReader::new(counts)).map_err(StateError::Open)? {
+    match tollgate_config::open_gate_restored(rules, BufReader::new(counts)).map_err(StateError::Open)? {
         Ok((gate, restored)) => {
             let keys = counted(restored.keys, "key", "keys");
             notice::log(format_args!("took over {keys} from the process before"));
@@ -158,7 +160,7 @@ pub(crate) async fn open_taken_over(rules: &Parsed, counts: UnixStream) -> Resul
             notice::warn(format_args!(
                 "the counts of the process before are not used: {unusable}; every key starts with its full quota"
             ));
-            Gate::open(rules).await.map_err(StateError::Open)
+            tollgate_config::open_gate(rules).await.map_err(StateError::Open)
         }
     }
 }

@@ -18,7 +18,6 @@ mod meter;
 #[cfg(feature = "redis")]
 pub(crate) mod portable;
 pub(crate) mod record;
-#[cfg(feature = "http")]
 pub(crate) mod refill;
 #[cfg(feature = "redis")]
 mod share;
@@ -46,7 +45,7 @@ pub use strikes::Ban;
 pub use token_bucket::TokenBucket;
 
 /// The largest quota: 2^32.
-pub(crate) const MAX_QUOTA: u64 = 1 << 32;
+pub const MAX_QUOTA: u64 = 1 << 32;
 /// The most units that a key counts, on every store: 2^39. A debt ends there.
 pub(crate) const MAX_COUNTED: u64 = 1 << 39;
 
@@ -90,9 +89,11 @@ pub(crate) struct Step<Edit> {
 
 /// An earlier charge that is to be given back.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Charge {
-    pub(crate) at: u64,
-    pub(crate) cost: u64,
+pub struct Charge {
+    /// The time of the charge, in microseconds.
+    pub at: u64,
+    /// The units that were charged.
+    pub cost: u64,
 }
 
 /// A charge of units that were spent already, whatever the quota is.
@@ -131,7 +132,6 @@ pub(crate) trait LimitAlgorithm {
 
     /// Returns the change that gives back units of unknown charges, the newest first, and how many units it gives back.
     /// Call it again for the rest, until it returns `None`.
-    #[cfg_attr(not(feature = "rules"), allow(dead_code, reason = "only gates refund without a receipt"))]
     fn credit(&self, cells: &impl StateWords, now: u64, units: u64) -> Option<(Self::Edit, u64)> {
         self.refund(cells, now, Charge { at: now, cost: units }).map(|edit| (edit, units))
     }
@@ -236,7 +236,8 @@ impl Algorithm {
         }
     }
 
-    pub(crate) fn quota(&self) -> u64 {
+    #[doc(hidden)]
+    pub fn quota(&self) -> u64 {
         match self {
             Self::TokenBucket(spec) => spec.capacity,
             Self::LeakyBucket(spec) => spec.capacity,
@@ -249,8 +250,8 @@ impl Algorithm {
 
     /// Returns the strictest of each number of both, which admits no more than either. Algorithms of different kinds
     /// cannot be compared.
-    #[cfg_attr(not(feature = "rules"), allow(dead_code, reason = "only rules have overrides"))]
-    pub(crate) fn strictest(self, other: Self) -> Self {
+    #[doc(hidden)]
+    pub fn strictest(self, other: Self) -> Self {
         match (self, other) {
             (Self::TokenBucket(one), Self::TokenBucket(other)) => one.strictest(other).into(),
             (Self::LeakyBucket(one), Self::LeakyBucket(other)) => one.strictest(other).into(),
@@ -261,7 +262,8 @@ impl Algorithm {
         }
     }
 
-    pub(crate) fn window(&self) -> Duration {
+    #[doc(hidden)]
+    pub fn window(&self) -> Duration {
         match self {
             Self::TokenBucket(spec) => spec.window(),
             Self::LeakyBucket(spec) => spec.window(),

@@ -592,9 +592,8 @@ fn whole_nanos(span: Duration) -> u64 {
 ///
 /// The limiter's time does not fit: it follows the monotonic clock, so after a sleep or a correction of the wall clock
 /// it would accept expired tokens.
-#[cfg(feature = "file")]
 #[expect(clippy::disallowed_methods, reason = "this is part of the module that may read clocks")]
-pub(crate) fn wall_now() -> Timestamp {
+pub fn wall_now() -> Timestamp {
     std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
         .map_or(Timestamp::EPOCH, |since| Timestamp::EPOCH.saturating_add(since))

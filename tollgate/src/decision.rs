@@ -4,7 +4,6 @@
 
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hash};
 use std::num::NonZeroU32;
-#[cfg(feature = "rules")]
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -29,16 +28,23 @@ use crate::units::Timestamp;
 /// ```
 #[derive(Clone, Copy, Debug, Eq)]
 pub struct Decision {
-    pub(crate) limit: Option<LimitId>,
-    pub(crate) quota: u64,
-    pub(crate) cost: u64,
+    #[doc(hidden)]
+    pub limit: Option<LimitId>,
+    #[doc(hidden)]
+    pub quota: u64,
+    #[doc(hidden)]
+    pub cost: u64,
     /// Time of the decision on the clock of the limiter or store that decided. Refunds refer to it.
-    pub(crate) at: Timestamp,
+    #[doc(hidden)]
+    pub at: Timestamp,
     /// Microseconds by which the wall clock was ahead of that clock.
-    pub(crate) wall_offset: i64,
+    #[doc(hidden)]
+    pub wall_offset: i64,
     /// Read it with [`Decision::source`], which knows about denials for lack of room.
-    pub(crate) source: Source,
-    pub(crate) verdict: Verdict,
+    #[doc(hidden)]
+    pub source: Source,
+    #[doc(hidden)]
+    pub verdict: Verdict,
 }
 
 /// Identifies a limit, variant or ban of a [`Limiter`](crate::Limiter): see [`Limiter::id`](crate::Limiter::id),
@@ -55,7 +61,9 @@ pub struct LimitId {
 }
 
 impl LimitId {
-    pub(crate) const fn new(position: u32, generation: Generation) -> Self {
+    #[doc(hidden)]
+    #[inline]
+    pub const fn new(position: u32, generation: Generation) -> Self {
         Self { position, generation }
     }
 
@@ -67,7 +75,8 @@ impl LimitId {
 
     /// Returns the position among the limits of its generation.
     #[inline(always)]
-    pub(crate) fn index(self) -> usize {
+    #[doc(hidden)]
+    pub fn index(self) -> usize {
         self.position as usize
     }
 
@@ -86,15 +95,14 @@ impl std::fmt::Debug for LimitId {
 
 /// Limits whose ids are valid together: those with the same names in the same order, or those of a rule set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Generation(NonZeroU32);
+pub struct Generation(NonZeroU32);
 
 impl Generation {
     /// Set in a hash of names, and not in the number of a rule set.
     const OF_NAMES: u32 = 1 << 31;
 
     /// Begins a generation that no other limits have, until there have been two billion.
-    #[cfg(feature = "rules")]
-    pub(crate) fn begin() -> Self {
+    pub fn begin() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         loop {
             if let Some(number) = NonZeroU32::new(NEXT.fetch_add(1, Ordering::Relaxed) & !Self::OF_NAMES) {
@@ -199,25 +207,40 @@ pub enum Source {
 
 /// The decision of one limit on one request, without names. Times are in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Verdict {
-    pub(crate) admission: Admission,
-    pub(crate) remaining: u64,
-    pub(crate) reset_after: u64,
+pub struct Verdict {
+    /// Whether the request is allowed.
+    pub admission: Admission,
+    /// The units that are left.
+    pub remaining: u64,
+    /// The time until the whole quota is available.
+    pub reset_after: u64,
 }
 
 /// Whether a request is allowed, and the wait otherwise. Times are in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Admission {
+pub enum Admission {
     /// Allowed after this delay, which is zero except in a queue.
-    Allowed { delay: u64 },
+    Allowed {
+        /// The delay.
+        delay: u64,
+    },
     /// Denied. The same request is allowed after this wait, unless other requests arrive first.
-    Denied { retry_after: u64 },
+    Denied {
+        /// The wait.
+        retry_after: u64,
+    },
     /// Denied only because of units that are reserved and not settled yet. The same request is allowed after this wait
     /// at the latest, when they are given back or have come back otherwise.
-    Pending { retry_after: u64 },
+    Pending {
+        /// The wait.
+        retry_after: u64,
+    },
     /// Denied for lack of room: the key has no slot, and other keys without one have spent the quota that they share.
     /// So this is not evidence against the key.
-    NoRoom { retry_after: u64 },
+    NoRoom {
+        /// The wait.
+        retry_after: u64,
+    },
     /// Denied, because the cost exceeds the whole quota. Waiting does not help.
     NeverFits,
     /// Denied without a check. Waiting does not help.
@@ -379,7 +402,9 @@ impl Decision {
 
     /// Returns whether the request was denied for lack of room: its key has no slot, so the denial says nothing about
     /// the key, and is no reason for a strike.
-    pub(crate) fn lacks_room(&self) -> bool {
+    #[doc(hidden)]
+    #[inline]
+    pub fn lacks_room(&self) -> bool {
         matches!(self.verdict.admission, Admission::NoRoom { .. })
     }
 
@@ -459,7 +484,9 @@ impl Verdict {
 
 impl Decision {
     /// Returns the decision if no limit was checked: allowed.
-    pub(crate) fn without_limit(now: Timestamp) -> Self {
+    #[doc(hidden)]
+    #[inline]
+    pub fn without_limit(now: Timestamp) -> Self {
         let verdict = Verdict { admission: Admission::Allowed { delay: 0 }, remaining: u64::MAX, reset_after: 0 };
         Self { limit: None, quota: u64::MAX, cost: 0, at: now, wall_offset: 0, source: Source::Store, verdict }
     }
@@ -473,43 +500,45 @@ impl Decision {
 
     /// Returns this decision of a ban as one of the limit that the ban belongs to. While the ban lasts, nothing is left
     /// of the limit.
-    #[cfg(feature = "rules")]
-    pub(crate) fn for_limit(self, limit: LimitId, quota: u64) -> Self {
+    #[doc(hidden)]
+    #[inline]
+    pub fn for_limit(self, limit: LimitId, quota: u64) -> Self {
         let remaining = if self.is_allowed() { quota } else { 0 };
         Self { limit: Some(limit), quota, verdict: Verdict { remaining, ..self.verdict }, ..self }
     }
 
     /// Returns the decision with these units, which were not taken after all.
-    #[cfg(all(feature = "redis", feature = "rules"))]
-    pub(crate) fn with_more_remaining(self, units: u64) -> Self {
+    #[cfg(feature = "redis")]
+    #[doc(hidden)]
+    pub fn with_more_remaining(self, units: u64) -> Self {
         let remaining = self.verdict.remaining.saturating_add(units).min(self.quota);
         Self { verdict: Verdict { remaining, ..self.verdict }, ..self }
     }
 
     /// Returns the decision of one limit of a request that all its limits allow, with the delay of the request.
-    #[cfg(feature = "rules")]
     pub(crate) fn allowed_after(self, delay: Duration) -> Self {
         let delay = u64::try_from(delay.as_micros()).unwrap_or(u64::MAX);
         Self { verdict: Verdict { admission: Admission::Allowed { delay }, ..self.verdict }, ..self }
     }
 
     /// Returns the denial for the request whose strike starts a ban.
-    #[cfg(feature = "rules")]
-    pub(crate) fn denied_until_reset(self) -> Self {
+    #[doc(hidden)]
+    pub fn denied_until_reset(self) -> Self {
         let admission = Admission::Denied { retry_after: self.verdict.reset_after };
         Self { verdict: Verdict { admission, ..self.verdict }, ..self }
     }
 
     /// Returns the denial of a check without cost, while its key owes units for this time.
-    #[cfg(feature = "rules")]
-    pub(crate) fn denied_for(self, wait: Duration) -> Self {
+    #[doc(hidden)]
+    pub fn denied_for(self, wait: Duration) -> Self {
         let admission = Admission::Denied { retry_after: u64::try_from(wait.as_micros()).unwrap_or(u64::MAX) };
         Self { verdict: Verdict { admission, ..self.verdict }, ..self }
     }
 
     /// Returns the decision to report out of two on the same request: see [`Verdict::takes_precedence`].
     #[inline]
-    pub(crate) fn most_restrictive(self, other: Self) -> Self {
+    #[doc(hidden)]
+    pub fn most_restrictive(self, other: Self) -> Self {
         let delay = self.verdict.delay().max(other.verdict.delay());
         let is_others = other.verdict.takes_precedence(other.quota, (&self.verdict, self.quota));
         let most_restrictive = if is_others { other } else { self };
@@ -518,24 +547,23 @@ impl Decision {
 }
 
 /// The decisions of a request to the store with combined hits.
-#[cfg(feature = "rules")]
-pub(crate) struct CombinedDecision {
+pub struct CombinedDecision {
     /// Whether the units of all hits were taken.
-    pub(crate) is_taken: bool,
-    pub(crate) delay: Duration,
+    pub is_taken: bool,
+    /// The longest delay of the hits.
+    pub delay: Duration,
     /// The decision of each combined hit, where it is known.
-    pub(crate) each: Vec<Option<Decision>>,
+    pub each: Vec<Option<Decision>>,
 }
 
-#[cfg(feature = "rules")]
 impl CombinedDecision {
     /// Returns the decisions of the hits at these positions.
-    pub(crate) fn each_of(&self, positions: &[usize]) -> Vec<Option<Decision>> {
+    pub fn each_of(&self, positions: &[usize]) -> Vec<Option<Decision>> {
         positions.iter().map(|position| self.each.get(*position).copied().flatten()).collect()
     }
 
     /// Returns the decision of a check with hits at these positions.
-    pub(crate) fn own_decision(&self, positions: &[usize], now: Timestamp) -> Decision {
+    pub fn own_decision(&self, positions: &[usize], now: Timestamp) -> Decision {
         let each = positions.iter().filter_map(|position| *self.each.get(*position)?);
         match each.reduce(Decision::most_restrictive) {
             Some(own) if self.is_taken => own.allowed_after(self.delay),

@@ -13,11 +13,13 @@ pub struct InvalidLimit {
 }
 
 impl InvalidLimit {
-    pub(crate) fn new(field: &'static str, problem: String, fix: impl Into<Cow<'static, str>>) -> Self {
+    #[doc(hidden)]
+    pub fn new(field: &'static str, problem: String, fix: impl Into<Cow<'static, str>>) -> Self {
         Self { limit: None, field, problem, fix: fix.into() }
     }
 
-    pub(crate) fn of_limit(mut self, name: &str) -> Self {
+    #[doc(hidden)]
+    pub fn of_limit(mut self, name: &str) -> Self {
         self.limit = Some(name.chars().take(80).collect());
         self
     }

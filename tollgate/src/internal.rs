@@ -1,55 +1,34 @@
-//! Parts of the library that the server of this workspace uses to avoid allocations and double parsing.
+//! What the other crates of this workspace need of this one and users do not.
 //!
 //! **Not part of the public API.** Anything in here can change or disappear in any release, and is not covered by
-//! semantic versioning. Use [`Gate`](crate::Gate), [`rules`](crate::rules) and [`http`](crate::http) instead.
+//! semantic versioning.
 
-/// Demand: the limits that clients would need, and limits that learn from it.
-#[cfg(feature = "file")]
-pub mod demand {
-    pub use crate::demand::{
-        Activity, Commit, Cover, Demand, Evaluation, LearnSettings, LearnedState, Learner, Learning, LearningLimit,
-        LearningLimits, Measure, Needs, Observer, Phase, Sketch, TICK, candidate_rates,
+pub use crate::algorithm::refill::Refill;
+pub use crate::algorithm::{Charge, MAX_QUOTA};
+pub use crate::clock::wall_now;
+pub use crate::decision::{Admission, CombinedDecision, Generation, Verdict};
+pub use crate::invisible::is_control_or_format;
+pub use crate::limit::check_name;
+pub use crate::limiter::hashed::{FewHits, hit_of_limit};
+pub use crate::limiter::reservation::ReservedCharge;
+pub use crate::limiter::{CombinedHits, HashedHits, Place};
+pub use crate::open_charges::Held;
+pub use crate::rate::parse_period;
+pub use crate::store::memory::HashedHit;
+pub use crate::sync::Mutex;
+pub use crate::units::whole_micros;
+
+/// Hits on Redis.
+#[cfg(feature = "redis")]
+pub mod redis {
+    pub use crate::redis::hits::{
+        cost, decided, key_name, key_parts, looks, may_be_pending, only, set_cost, set_decided, set_receipts,
+        take_from_store,
     };
-}
-/// The keys that limits deny or nearly deny.
-#[cfg(feature = "file")]
-pub mod limited {
-    pub use crate::limited_keys::{
-        KeyTexts, LimitedKey, LimitedKeys, LimitedKind, TakenKey, TakenKeys, TakenLimit, key_hash,
-    };
-}
-#[cfg(feature = "rules")]
-pub use crate::gate::CachedGate;
-#[cfg(feature = "file")]
-pub use crate::gate::report::{CountedAs, CountedHit};
-/// Lookup of descriptors in configuration of envoyproxy/ratelimit.
-#[cfg(feature = "file")]
-pub mod envoy {
-    pub use crate::rules::envoy::{DescriptorLimit, DescriptorMatch, Domains, FoundLimit, Unit, matches_wildcard};
+    pub use crate::redis::{RedisHit, RedisHits};
 }
 /// The readers of replies of Redis, for the fuzzer.
-#[cfg(all(feature = "file", feature = "redis"))]
+#[cfg(feature = "redis")]
 pub mod redis_replies {
     pub use crate::redis::fuzzing::{ReplyScanner, read_reply};
-}
-pub use crate::http::headers::{HeaderLine, HeaderValues};
-pub use crate::http::headers::{is_folded_by_servers, is_forwarding_header, reads_as};
-pub use crate::http::response::ReusedResponse;
-pub use crate::http::response::WrittenResponse;
-#[cfg(feature = "file")]
-pub use crate::regular_file::{open_regular, read_bounded, read_up_to};
-#[cfg(feature = "rules")]
-pub use crate::rules::client::hop_address;
-#[cfg(feature = "file")]
-pub use crate::rules::header_fact::{HeaderFact, HeaderFacts};
-#[cfg(feature = "rules")]
-pub use crate::rules::normal::{
-    CleanPath, PathReadings, Unreadable, check_host, check_method, is_padded, is_same_host, without_case,
-    without_names_of,
-};
-
-/// Returns whether a character controls the text around it, and is escaped in messages.
-#[must_use]
-pub fn is_control_or_format(letter: char) -> bool {
-    crate::invisible::is_control_or_format(letter)
 }

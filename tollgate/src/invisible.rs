@@ -2,7 +2,7 @@
 
 /// Returns whether a character is a control character, a format character (the category Cf of Unicode), or a separator of
 /// lines or paragraphs. They control a terminal, end a line, and hide or reorder the text around them.
-pub(crate) fn is_control_or_format(letter: char) -> bool {
+pub fn is_control_or_format(letter: char) -> bool {
     letter.is_control()
         || matches!(letter,
             '\u{ad}'

@@ -68,7 +68,8 @@ impl<'a> Key<'a> {
 
     /// Returns the bytes of a key of one part.
     #[inline(always)]
-    pub(crate) fn whole(&self) -> Option<&[u8]> {
+    #[doc(hidden)]
+    pub fn whole(&self) -> Option<&[u8]> {
         match &self.0 {
             Repr::Whole(bytes) => Some(bytes),
             Repr::Parts([part]) => Some(part.as_bytes()),
@@ -79,7 +80,9 @@ impl<'a> Key<'a> {
     }
 
     /// Returns the parts of a key that does not have exactly one part.
-    pub(crate) fn several(&self) -> impl Iterator<Item = &'a [u8]> {
+    #[doc(hidden)]
+    #[inline]
+    pub fn several(&self) -> impl Iterator<Item = &'a [u8]> {
         let (text, bytes): (&[&str], &[&[u8]]) = match self.0 {
             Repr::Whole(_) | Repr::Inline(_) => (&[], &[]),
             Repr::Parts(parts) => (parts, &[]),

@@ -34,18 +34,13 @@
 //! # When to use rules and a `Gate`
 //!
 //! Use a [`Limiter`] if your code knows the limit and the key of each call: a job queue, a client of someone else's
-//! API, a single endpoint. Move to rules (feature `rules`) and a `Gate` once the limits depend on the request: several
+//! API, a single endpoint. Move to rules and a `Gate` (crate `tollgate-rules`) once the limits depend on the request: several
 //! routes with their own limits, keys from headers, tokens or addresses, plans, exemptions, block lists and bans. A
 //! `Gate` is a set of rules with a store. It finds the limits of a request, checks them all or nothing, writes the HTTP
-//! response, and replaces its rules while it runs without losing counts. `tollgate::tower` puts a gate in front of any
-//! `tower::Service`, and the feature `file` reads rules from the same YAML file as the gateway.
+//! response, and replaces its rules while it runs without losing counts. The crate `tollgate-tower` puts a gate in front
+//! of any `tower::Service`, and `tollgate-config` reads rules from the same YAML file as the gateway.
 //!
 //! # Where to read on
-//!
-#![cfg_attr(
-    feature = "axum",
-    doc = "- [`recipes`]: your own 429, the remaining quota in a handler, plans, a fake clock, tests"
-)]
 //!
 //! These pages are in the folder `docs` of the source repository, and `make docs` builds them into a site:
 //!
@@ -62,39 +57,21 @@ mod algorithm;
 mod budget;
 mod clock;
 mod decision;
-#[cfg(feature = "file")]
-mod demand;
 mod error;
-#[cfg(feature = "rules")]
-mod gate;
-#[cfg(feature = "http")]
-pub mod http;
-#[cfg(feature = "http")]
 #[doc(hidden)]
 pub mod internal;
-#[cfg(any(feature = "http", feature = "redis"))]
 mod invisible;
 mod key;
 mod limit;
 mod limit_set;
-#[cfg(feature = "file")]
-mod limited_keys;
 mod limiter;
 mod open_charges;
 mod rate;
 mod rate_limiter;
-#[cfg(all(feature = "axum", any(doc, doctest)))]
-pub mod recipes;
 #[cfg(feature = "redis")]
 pub mod redis;
-#[cfg(feature = "file")]
-mod regular_file;
-#[cfg(feature = "rules")]
-pub mod rules;
 mod store;
 mod sync;
-#[cfg(feature = "tower")]
-pub mod tower;
 mod units;
 #[cfg(feature = "tokio")]
 mod wait;
@@ -103,13 +80,6 @@ pub use algorithm::{Algorithm, Ban, FixedWindow, LeakyBucket, SlidingWindowCount
 pub use clock::{Clock, ManualClock};
 pub use decision::{Decision, DenialReason, Denied, InvalidHits, LimitId, Source};
 pub use error::InvalidLimit;
-#[cfg(feature = "rules")]
-pub use gate::{
-    Check, Checks, Explanation, Gate, InFlightPermit, JointCheck, KeyBan, Outcome, RuleExplained, RuleState,
-    StoreUnavailable,
-};
-#[cfg(feature = "file")]
-pub use gate::{MAX_RESERVATION, OpenError, ReservationError, Reserved};
 pub use key::Key;
 pub use limit::{Consistency, Limit, OnStoreFailure};
 pub use limit_set::LimitSet;

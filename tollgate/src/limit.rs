@@ -102,7 +102,8 @@ impl Limit {
     }
 
     /// Creates a ban, which only a [`LimitSet`](crate::LimitSet) or a rule has.
-    pub(crate) fn ban(name: impl Into<String>, ban: Ban) -> Result<Self, InvalidLimit> {
+    #[doc(hidden)]
+    pub fn ban(name: impl Into<String>, ban: Ban) -> Result<Self, InvalidLimit> {
         Self::new(name, ban)
     }
 
@@ -203,12 +204,20 @@ impl Limit {
     }
 
     /// Returns this limit with the consistency, the store and the failure policy of another one.
-    pub(crate) fn with_settings_of(mut self, other: &Self) -> Self {
+    #[doc(hidden)]
+    pub fn with_settings_of(mut self, other: &Self) -> Self {
         let inner = Arc::make_mut(&mut self.0);
         inner.consistency = other.0.consistency;
         inner.store.clone_from(&other.0.store);
         inner.on_store_failure = other.0.on_store_failure;
         self
+    }
+
+    /// Checks that the limit suits a store with one thread for all clients.
+    #[cfg(feature = "redis")]
+    #[doc(hidden)]
+    pub fn check_shared(&self) -> Result<(), InvalidLimit> {
+        self.0.compiled.check_shared()
     }
 
     pub(crate) fn compiled(&self) -> &Compiled {
@@ -234,7 +243,8 @@ impl Limit {
     }
 }
 
-pub(crate) fn check_name(name: &str) -> Result<(), InvalidLimit> {
+/// Checks the name of a limit.
+pub fn check_name(name: &str) -> Result<(), InvalidLimit> {
     if name.is_empty() {
         return Err(InvalidLimit::new("name", "a limit needs a name".into(), "give it one, such as per-user"));
     }

@@ -90,8 +90,8 @@ impl LimitSet {
     }
 
     /// Creates a set of the limits of rules and their variants, in the order of their ids.
-    #[cfg(feature = "rules")]
-    pub(crate) fn from_rules(limits: &[Limit], variants: &[Limit], generation: Generation) -> Self {
+    #[doc(hidden)]
+    pub fn from_rules(limits: &[Limit], variants: &[Limit], generation: Generation) -> Self {
         let (limits, variants) = (limits.to_vec(), variants.to_vec());
         Self { limits, variants, allows_empty: true, generation: Some(generation), problem: None }
     }

@@ -4,8 +4,7 @@
 //! which `redis` has.
 
 mod builder;
-#[cfg(feature = "rules")]
-mod hashed;
+pub(crate) mod hashed;
 pub(crate) mod reservation;
 mod snapshot;
 #[cfg(test)]
@@ -17,8 +16,6 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 pub use self::builder::LimiterBuilder;
-#[cfg(feature = "rules")]
-pub(crate) use self::hashed::{FewHits, hit_of_limit};
 use self::reservation::{Reservation, Settlement};
 pub use self::snapshot::{RestoreError, Restored};
 use crate::algorithm::{Algorithm, Charge};
@@ -88,22 +85,22 @@ impl<'a> Hit<'a> {
     }
 }
 
-pub(crate) type HashedHits = SmallVec<[HashedHit; 8]>;
+/// The hits of a request.
+pub type HashedHits = SmallVec<[HashedHit; 8]>;
 
 /// The hits of several checks, of which no two are on the same limit and key.
-#[cfg(feature = "rules")]
 #[derive(Clone)]
-pub(crate) struct CombinedHits<Hits, Hit> {
-    pub(crate) hits: Hits,
+pub struct CombinedHits<Hits, Hit> {
+    /// The hits that charge their keys.
+    pub hits: Hits,
     /// The same keys in other variants of their limits, at the same cost. The keys are charged once, under the variant
     /// that was first among the hits, and must not exceed the numbers of the others.
-    pub(crate) variants: Vec<Hit>,
+    pub variants: Vec<Hit>,
 }
 
 /// The place of a hit among the combined ones.
 #[derive(Clone, Copy)]
-#[cfg_attr(not(feature = "rules"), allow(dead_code, reason = "only joint checks need it"))]
-pub(crate) struct Place {
+pub struct Place {
     /// The position of the hit that charges its key.
     #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "only receipts of Redis need it"))]
     pub(crate) hit: usize,
@@ -117,8 +114,9 @@ impl Place {
     }
 
     /// Returns the position of the decision, in the decisions of `hits` hits followed by those of the variants.
-    #[cfg(feature = "rules")]
-    pub(crate) fn decision(self, hits: usize) -> usize {
+    #[doc(hidden)]
+    #[inline]
+    pub fn decision(self, hits: usize) -> usize {
         self.variant.map_or(self.hit, |variant| hits + variant)
     }
 }
@@ -283,17 +281,17 @@ impl Limiter {
     }
 
     /// Hashes the key of a hit. A caller that gathers several hits must not include the same key twice.
-    #[cfg(feature = "rules")]
     #[inline]
-    pub(crate) fn hash_hit(&self, hit: &Hit<'_>) -> HashedHit {
+    #[doc(hidden)]
+    pub fn hash_hit(&self, hit: &Hit<'_>) -> HashedHit {
         debug_assert!(hit.limit.is_of(self.0.generation), "rules and their limiter have the same ids");
         HashedHit { limit: hit.limit, fingerprint: self.0.store.fingerprint(hit.key), cost: hit.cost }
     }
 
     /// Decides one hit.
-    #[cfg(feature = "tower")]
     #[inline(always)]
-    pub(crate) fn decide_one_hashed(&self, hit: HashedHit) -> Decision {
+    #[doc(hidden)]
+    pub fn decide_one_hashed(&self, hit: HashedHit) -> Decision {
         // Read the clock before the table: the processor waits for earlier loads to finish before it reads its counter.
         let now = self.now();
         self.decide_one(hit, now)
@@ -318,7 +316,9 @@ impl Limiter {
         self.with_wall_time(inner.store.decide_one_slow(&inner.limits, hit, now))
     }
 
-    pub(crate) fn decide_hashed(&self, hits: &[HashedHit]) -> Decision {
+    #[doc(hidden)]
+    #[inline]
+    pub fn decide_hashed(&self, hits: &[HashedHit]) -> Decision {
         let inner = &*self.0;
         if !inner.open.is_empty() {
             return self.decide_with_open(hits, self.now());
@@ -342,7 +342,8 @@ impl Limiter {
 
     /// Combines hits into `all`, which must be empty: two on the same key count as one, with the sum of the costs.
     /// Returns the hits on other variants, and reports the place of each hit: see [`CombinedHits`].
-    pub(crate) fn combine_hashed(
+    #[doc(hidden)]
+    pub fn combine_hashed(
         &self,
         hits: impl Iterator<Item = HashedHit>,
         all: &mut HashedHits,
@@ -492,7 +493,8 @@ impl Limiter {
 
     /// Corrects the cost that hits took at `at` to the actual cost. `wall_offset` is that of their decision. A hit that does
     /// not count any more, because its key was reset, gives nothing back.
-    pub(crate) fn settle_hashed(
+    #[doc(hidden)]
+    pub fn settle_hashed(
         &self,
         hits: &[HashedHit],
         (at, wall_offset): (Timestamp, i64),
@@ -519,15 +521,16 @@ impl Limiter {
     }
 
     /// Returns whether the key of a hit has less than its whole quota.
-    #[cfg(feature = "file")]
-    pub(crate) fn has_spent(&self, hit: HashedHit) -> bool {
+    #[doc(hidden)]
+    pub fn has_spent(&self, hit: HashedHit) -> bool {
         let state = self.peek_hits(&[HashedHit { cost: 0, ..hit }], self.now());
         state.remaining() < state.quota()
     }
 
     /// Returns the microseconds that the wall clock is ahead.
-    #[cfg(feature = "file")]
-    pub(crate) fn wall_offset(&self) -> i64 {
+    #[doc(hidden)]
+    #[inline]
+    pub fn wall_offset(&self) -> i64 {
         self.0.clock.wall_offset_micros()
     }
 
@@ -579,12 +582,16 @@ impl Limiter {
     }
 
     /// Records the charges of an allowed decision as open until then, or until the result is dropped.
-    pub(crate) fn open(&self, hits: &[HashedHit], decision: &Decision, until: Timestamp) -> Held {
+    #[doc(hidden)]
+    #[inline]
+    pub fn open(&self, hits: &[HashedHit], decision: &Decision, until: Timestamp) -> Held {
         self.open_at(hits, decision.at, until)
     }
 
     /// Records charges that were made at `at` as open.
-    pub(crate) fn open_at(&self, hits: &[HashedHit], at: Timestamp, until: Timestamp) -> Held {
+    #[doc(hidden)]
+    #[inline]
+    pub fn open_at(&self, hits: &[HashedHit], at: Timestamp, until: Timestamp) -> Held {
         let at = at.as_micros();
         let open = |hit: &HashedHit| match hit.cost {
             0 => None,
@@ -594,7 +601,9 @@ impl Limiter {
     }
 
     /// Identifies a key of a limit among open charges. Variants of a limit share their keys.
-    pub(crate) fn open_key(&self, hit: HashedHit) -> u64 {
+    #[doc(hidden)]
+    #[inline]
+    pub fn open_key(&self, hit: HashedHit) -> u64 {
         let family = self.0.store.identity(hit.limit).unwrap_or_default() as u64;
         hit.fingerprint.rotate_left(32) ^ family.wrapping_mul(0x9e37_79b9_7f4a_7c15)
     }
@@ -872,7 +881,8 @@ impl Limiter {
     }
 
     #[inline(always)]
-    pub(crate) fn now(&self) -> Timestamp {
+    #[doc(hidden)]
+    pub fn now(&self) -> Timestamp {
         self.0.clock.now()
     }
 

@@ -102,7 +102,6 @@ impl OpenCharges {
         }
     }
 
-    #[cfg(feature = "file")]
     fn has(&self, OpenId { key, id }: OpenId) -> bool {
         let shard = self.shard(key).lock().unwrap_or_else(PoisonError::into_inner);
         shard.get(&key).is_some_and(|open| open.iter().any(|one| one.id == id))
@@ -130,7 +129,7 @@ impl OpenCharges {
 }
 
 /// Open charges that end when this is dropped, at the latest.
-pub(crate) struct Held {
+pub struct Held {
     of: Arc<OpenCharges>,
     /// By the position of the hit.
     each: SmallVec<[Option<OpenId>; 2]>,
@@ -142,26 +141,23 @@ impl Held {
     }
 
     /// Ends the open charge of one hit. Returns `false` if a reset of the key has ended it: nothing of it counts any more.
-    pub(crate) fn close(&self, hit: usize) -> bool {
+    pub fn close(&self, hit: usize) -> bool {
         self.each.get(hit).copied().flatten().is_none_or(|id| self.of.close(id))
     }
 
     /// Returns whether all open charges are of this key.
-    #[cfg(feature = "file")]
-    pub(crate) fn is_of(&self, key: u64) -> bool {
+    pub fn is_of(&self, key: u64) -> bool {
         self.each.iter().flatten().all(|id| id.key == key)
     }
 
     /// Returns `false` if resets have ended all open charges.
-    #[cfg(feature = "file")]
-    pub(crate) fn is_open(&self) -> bool {
+    pub fn is_open(&self) -> bool {
         let mut open = self.each.iter().flatten();
         open.clone().next().is_none() || open.any(|id| self.of.has(*id))
     }
 
     /// Ends all open charges. Returns `false` if resets have ended them before.
-    #[cfg(feature = "file")]
-    pub(crate) fn close_all(&self) -> bool {
+    pub fn close_all(&self) -> bool {
         let closed = self.each.iter().flatten().filter(|id| self.of.close(**id)).count();
         closed > 0 || self.each.iter().flatten().next().is_none()
     }

@@ -63,7 +63,6 @@ impl Rate {
     }
 
     /// Returns the rate that gives fewer units, or this one if both give as many.
-    #[cfg_attr(not(feature = "rules"), allow(dead_code, reason = "only rules have overrides"))]
     pub(crate) fn slower(self, other: Self) -> Self {
         let units = |one: Self, period: Duration| u128::from(one.count).saturating_mul(period.as_micros());
         if units(other, self.period) < units(self, other.period) { other } else { self }
@@ -132,7 +131,7 @@ fn parse_decimal(text: &str) -> Option<(u64, u64)> {
 }
 
 /// Parses a period such as `s`, `10s`, `m`, `500ms`, `h` or `d`.
-pub(crate) fn parse_period(text: &str) -> Option<Duration> {
+pub fn parse_period(text: &str) -> Option<Duration> {
     let unit_at = text.find(|letter: char| !letter.is_ascii_digit())?;
     let (count, unit) = text.split_at(unit_at);
     let count: u32 = if count.is_empty() { 1 } else { count.parse().ok()? };

@@ -34,10 +34,8 @@ mod denials;
 mod dial;
 mod error;
 mod fallback;
-#[cfg(feature = "file")]
 pub(crate) mod fuzzing;
-#[cfg(feature = "rules")]
-mod hits;
+pub(crate) mod hits;
 mod lease;
 mod leases;
 mod names;
@@ -50,9 +48,7 @@ mod resets;
 mod rule_sets;
 mod script;
 mod settings;
-#[cfg(feature = "file")]
 mod shared_reservations;
-#[cfg(feature = "file")]
 mod shared_state;
 mod stats;
 mod stores;
@@ -68,17 +64,11 @@ use smallvec::SmallVec;
 
 pub use self::builder::RedisLimiterBuilder;
 use self::cluster::ScriptCalls;
-#[cfg(feature = "file")]
-pub(crate) use self::credentials::check_pem_file;
+#[doc(hidden)]
+pub use self::credentials::check_pem_file;
 use self::denials::Denials;
 pub use self::error::{ConnectError, StoreError};
 use self::fallback::{Fallback, LocalStore};
-#[cfg(feature = "rules")]
-pub(crate) use self::hits::{
-    cost, decided, looks, may_be_pending, only, set_cost, set_decided, set_receipts, take_from_store,
-};
-#[cfg(feature = "file")]
-pub(crate) use self::hits::{key_name, key_parts};
 use self::leases::Leases;
 pub use self::names::Layout;
 use self::prepared::PreparedLimit;
@@ -87,7 +77,6 @@ pub use self::reservation::RedisReservation;
 pub use self::rule_sets::{PublishError, PublishedRules, Repair, Repairs, RuleSets};
 use self::script::{ScriptHit, ScriptHits, ScriptRequest};
 pub use self::settings::RedisSettings;
-#[cfg(feature = "file")]
 pub use self::shared_state::StoredState;
 use self::stats::Counts;
 pub use self::stats::{Histogram, ServerMemory, Stats};
@@ -204,17 +193,15 @@ impl BreakerState {
 
 /// A hit on a limit, prepared for Redis.
 #[derive(Clone)]
-pub(crate) struct RedisHit {
+pub struct RedisHit {
     limit: LimitId,
     script_hit: ScriptHit,
     take_from: TakeFrom,
     /// Where its units were taken, once it is decided.
     receipt: Receipt,
     /// The decision of this limit alone, if the store made it.
-    #[cfg_attr(not(feature = "rules"), allow(dead_code, reason = "only several checks at once read it"))]
     decided: Option<Decision>,
     /// Whether pending units may have caused the denial, which nobody has looked at.
-    #[cfg_attr(not(feature = "rules"), allow(dead_code, reason = "only bans read it"))]
     may_be_pending: bool,
 }
 
@@ -225,11 +212,11 @@ enum TakeFrom {
     #[default]
     SliceOrStore,
     /// The store only, so that a cost that changes later is counted exactly.
-    #[cfg(feature = "rules")]
     Store,
 }
 
-pub(crate) type RedisHits = SmallVec<[RedisHit; 2]>;
+/// The hits of a request.
+pub type RedisHits = SmallVec<[RedisHit; 2]>;
 
 impl RedisLimiter {
     /// Returns a builder for a limiter on the Redis at that URL: `redis://host:6379`, `rediss://…` for TLS,
@@ -285,8 +272,8 @@ impl RedisLimiter {
     }
 
     /// Resets the keys of hits, whatever their cost, for reservations that any node settles, too.
-    #[cfg(feature = "rules")]
-    pub(crate) async fn reset_hits(&self, hits: &RedisHits) -> Result<(), StoreError> {
+    #[doc(hidden)]
+    pub async fn reset_hits(&self, hits: &RedisHits) -> Result<(), StoreError> {
         self.reset_each(hits, |hit| self.0.shared.reset_marker(hit)).await
     }
 

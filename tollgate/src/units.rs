@@ -65,7 +65,9 @@ impl Timestamp {
 
 impl Timestamp {
     /// Returns this time plus `micros`, between the epoch and [`Timestamp::MAX`].
-    pub(crate) const fn offset_by(self, micros: i64) -> Self {
+    #[doc(hidden)]
+    #[inline]
+    pub const fn offset_by(self, micros: i64) -> Self {
         Self::from_micros(self.0.saturating_add_signed(micros))
     }
 }
@@ -96,6 +98,6 @@ impl WallOffset {
 }
 
 /// Returns the whole microseconds of a duration, saturating.
-pub(crate) fn whole_micros(span: Duration) -> u64 {
+pub fn whole_micros(span: Duration) -> u64 {
     u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
 }

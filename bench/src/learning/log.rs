@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use tollgate::Timestamp;
-use tollgate::internal::demand::{Cover, Demand, Measure, TICK};
+use tollgate_rules::internal::demand::{Cover, Demand, Measure, TICK};
 
 use super::simulation::{Number, Site};
 

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use tollgate::internal::read_bounded;
+use tollgate_rules::internal::read_bounded;
 
 /// The maximum size of a file. Certificate chains have a few thousand bytes, and the public authorities of a system a
 /// quarter of a million.

@@ -27,7 +27,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
-use tollgate::internal::read_bounded;
+use tollgate_rules::internal::read_bounded;
 use tollgate_telemetry::notice::{self, join_up_to};
 use tollgate_telemetry::seconds::{rfc3339, unix_now};
 use x509_parser::prelude::{ASN1Time, FromDer, GeneralName, X509Certificate};

@@ -3,11 +3,10 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tollgate::http::{Refusal, TokenError};
-use tollgate::rules::Missing;
-use tollgate::rules::TokenStatus;
-use tollgate::rules::file::internal::{FailurePolicy, LimitRule, ListRule};
-use tollgate::{Outcome, Source};
+use tollgate::Source;
+use tollgate_config::internal::{FailurePolicy, LimitRule, ListRule};
+use tollgate_http::{Refusal, TokenError};
+use tollgate_rules::{Missing, Outcome, TokenStatus};
 
 use crate::counter::Counter;
 use crate::unknown::Unknowns;

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use tollgate::rules::file::internal::{AlgorithmName, LimitRule};
-use tollgate::rules::file::{Parsed, RuleFile};
 use tollgate::{InvalidLimit, Rate};
+use tollgate_config::internal::{AlgorithmName, LimitRule};
+use tollgate_config::{Parsed, RuleFile};
 
 use crate::words::counted;
 

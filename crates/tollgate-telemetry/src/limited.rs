@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::{Instant, MissedTickBehavior, interval};
-use tollgate::Gate;
-use tollgate::internal::limited::{KeyTexts, LimitedKeys};
+use tollgate_rules::Gate;
+use tollgate_rules::internal::limited::{KeyTexts, LimitedKeys};
 
 pub use self::display::{key_text, printable};
 pub use self::history::{History, TopEntry, TopList, TopQuery, Window};
@@ -150,15 +150,15 @@ impl Limited {
 #[cfg(test)]
 mod tests {
     use testkit::redis::RedisServer;
-    use tollgate::internal::limited::LimitedKind;
-    use tollgate::rules::file::RuleFile;
+    use tollgate_config::RuleFile;
+    use tollgate_rules::internal::limited::LimitedKind;
 
     use super::*;
 
     async fn node(store: &str) -> Arc<Limited> {
         let text =
             format!("store: {store}\nlimits: [{{ name: per-user, key: header:x-user-id, window: 1h, limit: 2 }}]\n");
-        let gate = Gate::open(&RuleFile::parse("tollgate.yaml", text).unwrap()).await.unwrap();
+        let gate = tollgate_config::open_gate(&RuleFile::parse("tollgate.yaml", text).unwrap()).await.unwrap();
         let limited = Arc::new(Limited::new(gate));
         limited.count(Some(KeyTexts::Kept));
         limited

@@ -14,7 +14,7 @@ use std::sync::OnceLock;
 
 use serde_json::Value;
 use tollgate::OnStoreFailure;
-use tollgate::rules::file::{Problem, Problems, Severity};
+use tollgate_config::{Problem, Problems, Severity};
 
 use self::line::{Form, render};
 pub use self::line::{Level, LogFormat};

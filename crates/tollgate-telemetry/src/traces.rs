@@ -12,7 +12,8 @@ mod otlp;
 mod queue;
 
 pub use self::context::{TRACEPARENT, TRACESTATE, TraceParent};
-use tollgate::{Decision, Outcome};
+use tollgate::Decision;
+use tollgate_rules::Outcome;
 
 #[cfg(not(feature = "otlp"))]
 pub use self::off::{RequestSpan, is_on, start, write_metrics};

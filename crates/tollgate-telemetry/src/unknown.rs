@@ -12,7 +12,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
-use tollgate::rules::UnknownPlan;
+use tollgate_rules::UnknownPlan;
 
 use crate::notice;
 use crate::page::Page;

@@ -19,10 +19,13 @@ use std::rc::Rc;
 
 use futures_util::FutureExt as _;
 use http::{HeaderMap, StatusCode};
-use tollgate::internal::{CachedGate, CountedAs, is_control_or_format};
-use tollgate::rules::file::Parsed;
-use tollgate::rules::{Facts, RuleSet};
-use tollgate::{Check, Gate, Limiter, ManualClock, OpenError, Outcome, Timestamp};
+use tollgate::internal::is_control_or_format;
+use tollgate::{Limiter, ManualClock, Timestamp};
+use tollgate_config::OpenError;
+use tollgate_config::Parsed;
+use tollgate_rules::internal::{CachedGate, CountedAs};
+use tollgate_rules::{Check, Gate, Outcome};
+use tollgate_rules::{Facts, RuleSet};
 use tollgate_telemetry::top_keys::TopKeys;
 
 pub(super) use self::distinct::{DistinctKeys, Flag, KeyCount};

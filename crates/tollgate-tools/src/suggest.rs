@@ -15,11 +15,11 @@ mod report;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use tollgate::internal::CountedAs;
-use tollgate::internal::demand::{Cover, Demand, Measure};
-use tollgate::rules::RuleSet;
-use tollgate::rules::file::{Problems, RuleFile};
-use tollgate::{Gate, InvalidLimit, Limit, Limiter, ManualClock, Rate, Timestamp};
+use tollgate::{InvalidLimit, Limit, Limiter, ManualClock, Rate, Timestamp};
+use tollgate_config::{Problems, RuleFile};
+use tollgate_rules::internal::CountedAs;
+use tollgate_rules::internal::demand::{Cover, Demand, Measure};
+use tollgate_rules::{Gate, RuleSet};
 
 use self::choice::{Choice, refills};
 pub use self::report::{Numbers, scalar};

@@ -7,7 +7,8 @@ use axum::extract::State;
 use axum::http::Uri;
 use schemars::JsonSchema;
 use serde::Serialize;
-use tollgate::{KeyBan, Timestamp};
+use tollgate::Timestamp;
+use tollgate_rules::KeyBan;
 
 use super::key_hash::key_hash;
 use super::parameters::Parameters;

@@ -14,8 +14,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
-use tollgate::rules::file::internal::LimitRule;
-use tollgate::rules::file::{Problems, Severity};
+use tollgate_config::internal::LimitRule;
+use tollgate_config::{Problems, Severity};
 use tollgate_telemetry::limit_summary;
 
 use super::access::Caller;
@@ -362,7 +362,7 @@ impl Validations {
 }
 
 fn problems(problems: &Problems) -> Vec<ProblemJson> {
-    let json = |problem: &tollgate::rules::file::Problem| ProblemJson {
+    let json = |problem: &tollgate_config::Problem| ProblemJson {
         line: problem.position().line,
         column: problem.position().column,
         severity: if problem.severity() == Severity::Warning { "warning" } else { "error" },

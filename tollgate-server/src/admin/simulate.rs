@@ -12,7 +12,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
-use tollgate::rules::file::internal::{AlgorithmName, DurationText, Overflow as OverflowRule, RateText};
+use tollgate_config::internal::{AlgorithmName, DurationText, Overflow as OverflowRule, RateText};
 use tollgate_tools::simulate::limits::{ALGORITHMS, Overflow, Quota, SimulatedLimit};
 use tollgate_tools::simulate::numbers::{Kind, TrafficNumbers};
 use tollgate_tools::simulate::report::Report;

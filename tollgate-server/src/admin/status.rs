@@ -4,8 +4,8 @@ use axum::Json;
 use axum::extract::State;
 use schemars::JsonSchema;
 use serde::Serialize;
-use tollgate::Gate;
 use tollgate::redis::RedisLimiter;
+use tollgate_rules::Gate;
 use tollgate_telemetry::seconds::unix_seconds;
 
 use super::{Admin, AdminState};

@@ -8,7 +8,7 @@ use axum::extract::State;
 use axum::http::Uri;
 use schemars::JsonSchema;
 use serde::Serialize;
-use tollgate::internal::limited::LimitedKind;
+use tollgate_rules::internal::limited::LimitedKind;
 use tollgate_telemetry::limited::{Top, TopEntry, TopQuery, Window, key_text};
 
 use super::AdminState;

@@ -4,9 +4,9 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-use tollgate::OpenError;
 use tollgate::redis::{ConnectError, PublishError};
-use tollgate::rules::file::LoadError;
+use tollgate_config::LoadError;
+use tollgate_config::OpenError;
 use tollgate_net::descriptors;
 use tollgate_net::listening::ListenError;
 use tollgate_telemetry::notice;

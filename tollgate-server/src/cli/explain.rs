@@ -9,8 +9,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use axum::http::{HeaderName, HeaderValue};
-use tollgate::Gate;
-use tollgate::rules::file::Parsed;
+use tollgate_config::Parsed;
 use tollgate_telemetry::notice;
 
 use super::{Completion, ConfigArgument, Error, StoreArgument, load_once, print};
@@ -64,7 +63,7 @@ pub(super) async fn run(arguments: &Arguments) -> Result<Completion, Error> {
     let learners = arguments.learners(&file)?;
     let (mut file, learned) = learners.attach(file);
     learners.commit(learned);
-    let gate = Gate::open(&file).await.map_err(Error::Open)?;
+    let gate = tollgate_config::open_gate(&file).await.map_err(Error::Open)?;
     let redis = gate.redis().filter(|redis| learners.are_any() && redis.is_store_available());
     // While Redis fails, the numbers in force are as unknown as the counts.
     if let Some(redis) = redis

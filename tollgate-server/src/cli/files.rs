@@ -11,7 +11,7 @@ use clap::{Command, CommandFactory};
 use clap_complete::Shell;
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, roman};
-use tollgate::rules::file;
+use tollgate_config as file;
 
 use super::{Cli, Completion, Error, print, print_bytes};
 

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde::Serialize;
 use tollgate::redis::{PublishError, PublishedRules, RuleSets};
-use tollgate::rules::file::{Parsed, RuleFile};
+use tollgate_config::{Parsed, RuleFile};
 use tollgate_telemetry::notice;
 
 use super::{Completion, ConfigArgument, Error, StoreArgument, load_once, print};

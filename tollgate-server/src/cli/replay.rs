@@ -8,7 +8,7 @@ use std::io::{IsTerminal as _, stderr};
 use std::path::{Path, PathBuf};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use tollgate::rules::file::Parsed;
+use tollgate_config::Parsed;
 use tollgate_telemetry::notice;
 use tollgate_telemetry::words::counted;
 use tollgate_tools::access_log::{AccessLog, Format, HeaderField, Mappings};

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
-use tollgate::Gate;
-use tollgate::rules::file::Parsed;
-use tollgate::rules::file::internal::Address;
+use tollgate_config::Parsed;
+use tollgate_config::internal::Address;
 use tollgate_net::listening::{Ending, Flag};
 use tollgate_net::passed_sockets::PassedSockets;
+use tollgate_rules::Gate;
 use tollgate_telemetry::limit_summary;
 use tollgate_telemetry::limited::Limited;
 use tollgate_telemetry::notice::{self, LogFormat};
@@ -140,7 +140,7 @@ pub(super) async fn run(arguments: Arguments, passed: PassedSockets) -> Result<(
     let gate = match (counts.flatten(), &state) {
         (Some(counts), _) => state::open_taken_over(&file, counts).await.map_err(Error::from_state)?,
         (None, Some(state)) => state.open(&file).await.map_err(Error::from_state)?,
-        (None, None) => Gate::open(&file).await.map_err(Error::Open)?,
+        (None, None) => tollgate_config::open_gate(&file).await.map_err(Error::Open)?,
     };
     notice::warn_if_store_unavailable(&gate);
     let source = if path.is_some() { RulesSource::File } else { RulesSource::BuiltIn };

@@ -11,7 +11,7 @@ use serde::Deserialize as _;
 use serde::de::IntoDeserializer as _;
 use serde::de::value::{Error as ValueError, StrDeserializer};
 use tollgate::Rate;
-use tollgate::rules::file::internal::{AlgorithmName, DurationText};
+use tollgate_config::internal::{AlgorithmName, DurationText};
 use tollgate_telemetry::notice;
 use tollgate_tools::simulate::limits::{ALGORITHMS, Overflow, Quota, SimulatedLimit};
 use tollgate_tools::simulate::numbers::{Kind, TrafficNumbers};

@@ -3,9 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
-use tollgate::rules::file::internal::SettingError;
-use tollgate::rules::file::{LoadError, Parsed, Problem, Problems, Severity};
-use tollgate::{Gate, OpenError};
+use tollgate_config::internal::SettingError;
+use tollgate_config::{LoadError, OpenError, Parsed, Problem, Problems, Severity};
 
 use super::{Completion, Error, print};
 use crate::{config, listeners};
@@ -100,7 +99,7 @@ pub(super) async fn usable(parsed: &Parsed) -> Result<(), OpenError> {
     config::compile(parsed, None)?;
     parsed.named_redis_settings()?;
     match parsed.redis_settings()? {
-        None => Gate::open(parsed).await.map(drop),
+        None => tollgate_config::open_gate(parsed).await.map(drop),
         Some(_) => Ok(()),
     }
 }

@@ -5,9 +5,9 @@
 
 use std::path::{Path, PathBuf};
 
-use tollgate::internal::envoy::matches_wildcard;
-use tollgate::rules::file::internal::{DomainConfig, SettingError};
-use tollgate::rules::file::{Parsed, Problems};
+use tollgate_config::internal::{DomainConfig, SettingError};
+use tollgate_config::{Parsed, Problems};
+use tollgate_rules::internal::envoy::matches_wildcard;
 
 /// More files than people keep, each with a domain.
 const MAX_FILES: usize = 1000;

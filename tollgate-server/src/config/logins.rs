@@ -7,8 +7,8 @@
 
 use std::borrow::Cow;
 
-use tollgate::rules::file::internal::SettingError;
-use tollgate::rules::file::{Parsed, Position, Problems, RuleFile};
+use tollgate_config::internal::SettingError;
+use tollgate_config::{Parsed, Position, Problems, RuleFile};
 
 /// The URL schemes of stores.
 const SCHEMES: [&str; 7] = [

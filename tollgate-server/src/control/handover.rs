@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc as events};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
-use tollgate::Gate;
 use tollgate_net::passed_sockets::{PassedSocket, PassedSockets};
+use tollgate_rules::Gate;
 use tollgate_telemetry::notice;
 
 use super::channel::Channel;

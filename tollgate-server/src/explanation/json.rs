@@ -5,10 +5,11 @@ use std::net::IpAddr;
 
 use schemars::JsonSchema;
 use serde::Serialize;
-use tollgate::http::TokenError;
-use tollgate::rules::TokenStatus;
-use tollgate::rules::file::internal::RouteRule;
-use tollgate::{Decision, RuleExplained, RuleState};
+use tollgate::Decision;
+use tollgate_config::internal::RouteRule;
+use tollgate_http::TokenError;
+use tollgate_rules::TokenStatus;
+use tollgate_rules::{RuleExplained, RuleState};
 use tollgate_telemetry::seconds::Seconds;
 
 use super::overall::reason;

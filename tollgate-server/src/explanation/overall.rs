@@ -1,11 +1,12 @@
 //! The answer to the client, from all limits together.
 
 use axum::http::{HeaderMap, StatusCode, header};
-use tollgate::http::{Body, Refusal, RefusalBuilder, UnreadableRequest};
-use tollgate::internal::Unreadable;
-use tollgate::rules::file::Parsed;
-use tollgate::rules::file::internal::{CountRule, FailurePolicy};
-use tollgate::{Decision, Explanation, RuleExplained, RuleState};
+use tollgate::Decision;
+use tollgate_config::Parsed;
+use tollgate_config::internal::{CountRule, FailurePolicy};
+use tollgate_http::{Body, Refusal, RefusalBuilder, UnreadableRequest};
+use tollgate_rules::internal::Unreadable;
+use tollgate_rules::{Explanation, RuleExplained, RuleState};
 
 pub(crate) struct Overall {
     pub(crate) allowed: bool,

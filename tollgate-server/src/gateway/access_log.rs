@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tollgate::rules::file::internal::{AccessLogRule, LogFormat, SettingError};
+use tollgate_config::internal::{AccessLogRule, LogFormat, SettingError};
 use tollgate_telemetry::notice;
 
 use self::record::Stamp;

@@ -6,9 +6,9 @@ use std::sync::{Arc, OnceLock};
 
 use http::HeaderValue;
 use hyper::body::Body;
-use tollgate::rules::{Certificate, Facts};
 use tollgate_http1::Ambiguity;
 use tollgate_net::deadline::{NEVER, Tick, Ticks, Wait};
+use tollgate_rules::{Certificate, Facts};
 
 use super::buffer_budget::{Overloaded, STEP_BYTES};
 use super::deadline::ClientTimeouts;

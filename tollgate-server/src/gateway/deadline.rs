@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::task::{Poll, ready};
 
-use tollgate::rules::file::internal::TimeoutsRule;
+use tollgate_config::internal::TimeoutsRule;
 use tollgate_net::deadline::{Alarm, NEVER, Ticks, Wait};
 
 use super::failure::Failure;
@@ -24,7 +24,7 @@ pub(super) struct ClientTimeouts {
 
 impl ClientTimeouts {
     pub(super) fn of(rule: &TimeoutsRule) -> Self {
-        let wait = |span: tollgate::rules::file::internal::DurationText| Wait::at_least(span.duration());
+        let wait = |span: tollgate_config::internal::DurationText| Wait::at_least(span.duration());
         let (head, body, idle, write) = (wait(rule.head), wait(rule.body), wait(rule.idle), wait(rule.write));
         let check_every = head.min(body).min(idle).min(write);
         Self { head, body, idle, write, check_every }

@@ -13,8 +13,9 @@ use http::uri::{Authority, PathAndQuery};
 use http::{HeaderMap, HeaderName, HeaderValue, Uri, Version, header};
 use hyper::body::Body;
 use smallvec::SmallVec;
-use tollgate::internal::{CleanPath, HeaderLine, Unreadable, check_host, check_method, is_padded, is_same_host};
-use tollgate::rules::Facts;
+use tollgate_http::internal::HeaderLine;
+use tollgate_rules::Facts;
+use tollgate_rules::internal::{CleanPath, Unreadable, check_host, check_method, is_padded, is_same_host};
 
 use self::headers::{DroppedHeaders, Fate, HeaderBuffer, HeaderFilter, HeaderKind, HeadersView, kind};
 use super::client::Peer;

@@ -370,7 +370,7 @@ mod tests {
     use std::task::Waker;
 
     use tokio::net::{TcpListener, TcpStream};
-    use tollgate::rules::file::internal::TimeoutsRule;
+    use tollgate_config::internal::TimeoutsRule;
 
     use super::*;
     use crate::gateway::buffer_budget::BufferBudget;

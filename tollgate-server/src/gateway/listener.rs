@@ -17,14 +17,14 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::server::TlsStream;
-use tollgate::rules::Certificate;
-use tollgate::rules::file::Parsed;
-use tollgate::rules::file::internal::{Address, GatewayRule, SettingError};
+use tollgate_config::Parsed;
+use tollgate_config::internal::{Address, GatewayRule, SettingError};
 use tollgate_net::listening::{Flag, ListenError, Setting, Stop};
 use tollgate_net::passed_sockets::{ListenerName, ListenerSockets, Owner, PassedSocket, PassedSockets};
 use tollgate_net::proxy_protocol::{Caller, HeaderError, ProxyProtocol};
 use tollgate_net::stream::Stream;
 use tollgate_net::tls::{self, CERTIFICATE_GRACE, CertificateLease, CertificateReloads, Tls, TlsInUse};
+use tollgate_rules::Certificate;
 
 use super::client::{Client, Scheme};
 use super::failure::HandshakeFailure;

@@ -6,8 +6,9 @@ use bytes::Bytes;
 use http::header::{ALLOW, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, DATE, HOST, RETRY_AFTER};
 use http::{HeaderValue, Response, StatusCode};
 use serde::Serialize;
-use tollgate::internal::{HeaderLine, Unreadable};
+use tollgate_http::internal::HeaderLine;
 use tollgate_http1::InvalidHead;
+use tollgate_rules::internal::Unreadable;
 
 use super::client::Client;
 use super::failure::{Failure, MALFORMED};

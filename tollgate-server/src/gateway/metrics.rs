@@ -6,8 +6,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use tollgate::internal::Unreadable;
 use tollgate_net::tls::CertificateReloads;
+use tollgate_rules::internal::Unreadable;
 use tollgate_telemetry::decisions::{FallbackSums, Sums, TokenSums};
 use tollgate_telemetry::page::Page;
 

@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
-use tollgate::internal::{CachedGate, Unreadable};
-use tollgate::rules::file::internal::UpstreamHeader;
-use tollgate::{Check, InFlightPermit, Outcome};
+use tollgate_config::internal::UpstreamHeader;
 use tollgate_http1::Ambiguity;
+use tollgate_rules::internal::{CachedGate, Unreadable};
+use tollgate_rules::{Check, InFlightPermit, Outcome};
 use tollgate_telemetry::decisions::LastLimit;
 use tollgate_telemetry::traces::{self, RequestSpan, SpanEnd};
 

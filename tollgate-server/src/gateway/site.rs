@@ -10,11 +10,11 @@ use std::sync::atomic::AtomicU64;
 
 use http::Uri;
 use http::uri::PathAndQuery;
-use tollgate::internal::{CleanPath, Unreadable};
-use tollgate::rules::file::internal::{AccessLogRule, SettingError, UnderscoreHeaders, UpstreamHeader};
-use tollgate::rules::file::{Parsed, Problems};
-use tollgate::rules::{EncodedSlash, Facts, PathParameters, PathReading, Routes, TrustedProxies};
+use tollgate_config::internal::{AccessLogRule, SettingError, UnderscoreHeaders, UpstreamHeader};
+use tollgate_config::{Parsed, Problems};
 use tollgate_net::deadline::Wait;
+use tollgate_rules::internal::{CleanPath, Unreadable};
+use tollgate_rules::{EncodedSlash, Facts, PathParameters, PathReading, Routes, TrustedProxies};
 
 use self::route::Tallies;
 pub(crate) use self::route::upstream_urls;

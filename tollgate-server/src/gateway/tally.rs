@@ -9,12 +9,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use http::StatusCode;
-use tollgate::Outcome;
-use tollgate::http::Refusal;
-use tollgate::internal::Unreadable;
+use tollgate_http::Refusal;
 use tollgate_http1::Ambiguity;
 use tollgate_http1::ambiguity::AMBIGUITIES;
 use tollgate_net::deadline::Tick;
+use tollgate_rules::Outcome;
+use tollgate_rules::internal::Unreadable;
 use tollgate_telemetry::counter::Counter;
 use tollgate_telemetry::decisions::{Decisions, LastLimit};
 use tollgate_telemetry::notice;

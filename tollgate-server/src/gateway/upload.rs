@@ -13,7 +13,7 @@ use std::task::{Context, Poll, Waker, ready};
 use bytes::Bytes;
 use http::HeaderMap;
 use hyper::body::{Body, Frame, SizeHint};
-use tollgate::rules::file::internal::UnderscoreHeaders;
+use tollgate_config::internal::UnderscoreHeaders;
 use tollgate_net::deadline::{EventTimeout, Wait};
 
 use super::buffer_budget::Overloaded;

@@ -13,13 +13,14 @@ use std::time::{Duration, SystemTime};
 use arc_swap::{ArcSwap, Cache};
 use http::HeaderValue;
 use tokio::sync::Notify;
-use tollgate::http::Refusal;
-use tollgate::internal::{CachedGate, HeaderLine, ReusedResponse};
-use tollgate::rules::Facts;
-use tollgate::{Check, Gate, Outcome};
+use tollgate_http::Refusal;
+use tollgate_http::internal::{HeaderLine, ReusedResponse};
 use tollgate_http1::InvalidHead;
 use tollgate_net::deadline::{Tick, Ticks};
 use tollgate_net::stream::INPUT_BYTES;
+use tollgate_rules::Facts;
+use tollgate_rules::internal::CachedGate;
+use tollgate_rules::{Check, Gate, Outcome};
 use tollgate_telemetry::decisions::LastLimit;
 
 use super::client::Peer;

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use tollgate::internal::read_bounded;
+use tollgate_rules::internal::read_bounded;
 
 use crate::atomic_file::{replace, with_suffix};
 

@@ -5,8 +5,8 @@
 
 use std::time::Duration;
 
-use tollgate::internal::demand::{Evaluation, Learning};
 use tollgate::redis::{RedisLimiter, StoreError, StoredState};
+use tollgate_rules::internal::demand::{Evaluation, Learning};
 use tollgate_telemetry::notice::Level;
 
 use super::{Learners, text};
@@ -109,9 +109,10 @@ mod tests {
     use std::sync::Arc;
 
     use testkit::redis::RedisServer;
-    use tollgate::internal::demand::{LearningLimit, TICK};
-    use tollgate::rules::file::{Parsed, RuleFile};
-    use tollgate::{FixedWindow, Gate, Limit, Limiter, ManualClock, Timestamp};
+    use tollgate::{FixedWindow, Limit, Limiter, ManualClock, Timestamp};
+    use tollgate_config::{Parsed, RuleFile};
+    use tollgate_rules::Gate;
+    use tollgate_rules::internal::demand::{LearningLimit, TICK};
 
     use super::*;
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use tollgate::internal::demand::{Evaluation, Learning, Phase};
+use tollgate_rules::internal::demand::{Evaluation, Learning, Phase};
 
 use super::LearningState;
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tokio::sync::{oneshot, watch};
 use tokio::task::{AbortHandle, JoinHandle};
-use tollgate::rules::file::internal::{HostGlob, Listener};
+use tollgate_config::internal::{HostGlob, Listener};
 use tollgate_net::listening::Stop;
 use tollgate_net::passed_sockets::Owner;
 use tollgate_net::tls::{CertificateReloads, Tls, TlsInUse};

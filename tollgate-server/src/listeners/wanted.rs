@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use tollgate::rules::file::internal::{Address, Listener, ServiceRule, SettingError};
-use tollgate::rules::file::{Parsed, Problems, RuleFile};
+use tollgate_config::internal::{Address, Listener, ServiceRule, SettingError};
+use tollgate_config::{Parsed, Problems, RuleFile};
 use tollgate_net::descriptors::{self, Plan, Share};
 use tollgate_net::listening::{Flag, Setting};
 use tollgate_net::tls::Tls;

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use tollgate::Gate;
 use tollgate::redis::{BreakerState, ServerMemory, ServerStatus, Stats, StoreStatus, StoreWarning};
+use tollgate_rules::Gate;
 
 use tollgate_telemetry::page::Page;
 

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use tollgate::{Gate, Occupancy, Overflow};
+use tollgate::{Occupancy, Overflow};
+use tollgate_rules::Gate;
 
 use tollgate_telemetry::page::Page;
 

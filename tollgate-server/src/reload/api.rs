@@ -9,9 +9,9 @@ use std::cell::LazyCell;
 use std::path::Path;
 
 use tokio::sync::oneshot;
-use tollgate::rules::ForwardingHeader;
-use tollgate::rules::file::internal::{HeaderSource, HeaderValueRule, JwtRule, KeyPart, RouteRule, SettingError};
-use tollgate::rules::file::{Parsed, Problems, RuleFile};
+use tollgate_config::internal::{HeaderSource, HeaderValueRule, JwtRule, KeyPart, RouteRule, SettingError};
+use tollgate_config::{Parsed, Problems, RuleFile};
+use tollgate_rules::ForwardingHeader;
 
 use super::changes;
 use super::changes::WrittenRules;

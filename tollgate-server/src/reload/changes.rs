@@ -10,8 +10,8 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
-use tollgate::rules::file::internal::{Address, EnvoyRules, GatewayRule, LimitRule, StoreRule};
-use tollgate::rules::file::{Parsed, RuleFile};
+use tollgate_config::internal::{Address, EnvoyRules, GatewayRule, LimitRule, StoreRule};
+use tollgate_config::{Parsed, RuleFile};
 use tollgate_telemetry::notice::{self, join_up_to};
 
 /// The most names in an entry.
@@ -424,7 +424,7 @@ impl StoreChange {
 
 #[cfg(test)]
 mod tests {
-    use tollgate::rules::file::RuleFile;
+    use tollgate_config::RuleFile;
 
     use super::*;
 

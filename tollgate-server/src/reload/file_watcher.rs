@@ -15,7 +15,7 @@ use notify::event::{AccessKind, AccessMode, EventKind};
 use notify::{Event, RecommendedWatcher, RecursiveMode, Watcher};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
-use tollgate::rules::file::Parsed;
+use tollgate_config::Parsed;
 use tollgate_telemetry::notice;
 
 use super::QUIET_PERIOD;

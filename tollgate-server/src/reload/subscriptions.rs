@@ -3,8 +3,8 @@
 
 use tokio::sync::watch;
 use tollgate::redis::{PublishedRules, Repairs, RuleSets, StoreError};
-use tollgate::rules::file::internal::{DomainConfig, XdsRule};
-use tollgate::rules::file::{Parsed, Problems};
+use tollgate_config::internal::{DomainConfig, XdsRule};
+use tollgate_config::{Parsed, Problems};
 use tollgate_telemetry::notice;
 
 use super::{Reload, changes};

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use schemars::JsonSchema;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
-use tollgate::rules::file::Parsed;
+use tollgate_config::Parsed;
 use tollgate_telemetry::seconds::unix_seconds;
 
 use crate::config::logins;
@@ -148,7 +148,7 @@ impl Versions {
 
 #[cfg(test)]
 mod tests {
-    use tollgate::rules::file::RuleFile;
+    use tollgate_config::RuleFile;
 
     use super::*;
 

@@ -33,7 +33,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
-use tollgate::rules::file::internal::Listener;
+use tollgate_config::internal::Listener;
 use tollgate_net::descriptors::MAX_LISTENER_CONNECTIONS;
 use tollgate_net::listening::Stop;
 use tollgate_net::proxy_protocol::ProxyProtocol;
@@ -407,8 +407,8 @@ mod tests {
     use axum::routing::{get, post};
     use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
     use tokio::time::Instant;
-    use tollgate::rules::Networks;
     use tollgate_net::proxy_protocol::Senders;
+    use tollgate_rules::Networks;
 
     use super::*;
 

@@ -18,7 +18,7 @@ use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn};
 use axum::response::IntoResponse;
-use tollgate::rules::file::internal::Address;
+use tollgate_config::internal::Address;
 
 use super::error_body::{ErrorBody, quoted};
 

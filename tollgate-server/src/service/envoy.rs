@@ -1,14 +1,14 @@
 //! Descriptors of a request, looked up in configuration of envoyproxy/ratelimit.
 //!
 //! The configuration is a part of the gate's rules, so that both change together: look up and check on the same
-//! [`Gate::pinned`](tollgate::Gate::pinned). A limit in quota mode that is exceeded denies the request only if all
+//! [`Gate::pinned`](tollgate_rules::Gate::pinned). A limit in quota mode that is exceeded denies the request only if all
 //! descriptors in quota mode exceed theirs. Otherwise the request is decided, and counted, by the remaining descriptors.
 
 use prost_types::value::Kind;
 use prost_types::{ListValue, Struct};
 use serde_json::Value;
-use tollgate::internal::envoy::{DescriptorMatch, Unit};
-use tollgate::rules::RuleSet;
+use tollgate_rules::RuleSet;
+use tollgate_rules::internal::envoy::{DescriptorMatch, Unit};
 
 use super::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use super::proto::envoy::service::ratelimit::v3::rate_limit_response::rate_limit::Unit as ProtoUnit;

@@ -5,7 +5,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use schemars::JsonSchema;
 use serde::Serialize;
-use tollgate::StoreUnavailable;
+use tollgate_rules::StoreUnavailable;
 use tollgate_telemetry::words::cut;
 pub(crate) use tollgate_telemetry::words::quoted;
 

@@ -14,9 +14,9 @@ use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::time::{sleep, timeout};
-use tollgate::rules::RuleSet;
-use tollgate::{Checks, Gate, Outcome};
 use tollgate_net::listening::Stop;
+use tollgate_rules::RuleSet;
+use tollgate_rules::{Checks, Gate, Outcome};
 use tollgate_telemetry::decisions::Decisions;
 use tollgate_telemetry::unknown::Unknown;
 use tonic::Status;

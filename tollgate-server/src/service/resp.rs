@@ -24,8 +24,8 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::timeout;
-use tollgate::Gate;
 use tollgate_net::listening::Stop;
+use tollgate_rules::Gate;
 use tollgate_telemetry::decisions::Decisions;
 
 use self::command::{Session, Step};

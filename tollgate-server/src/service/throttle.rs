@@ -18,7 +18,8 @@ use arc_swap::ArcSwapOption;
 use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 use tollgate::redis::RedisLimiter;
-use tollgate::{Decision, Gate, Hit, InvalidLimit, Limit, LimitId, LimitSet, Limiter, Rate, TokenBucket};
+use tollgate::{Decision, Hit, InvalidLimit, Limit, LimitId, LimitSet, Limiter, Rate, TokenBucket};
+use tollgate_rules::Gate;
 
 /// The most different numbers at a time. Each takes a few kilobytes. Adding one copies the list, so filling it takes the work
 /// of half a million copies of a limit.
@@ -299,8 +300,8 @@ impl State {
 
 #[cfg(test)]
 mod tests {
-    use tollgate::rules::{Facts, KeyPart, Rule, RuleSet};
-    use tollgate::{Check, Limiter, ManualClock, SECOND, Timestamp};
+    use tollgate::{Limiter, ManualClock, SECOND, Timestamp};
+    use tollgate_rules::{Check, Facts, KeyPart, Rule, RuleSet};
 
     use super::*;
 

@@ -16,7 +16,7 @@ use std::time::{Duration, SystemTime};
 
 use sha2::{Digest, Sha256};
 use tokio::time::Instant;
-use tollgate::internal::read_up_to;
+use tollgate_rules::internal::read_up_to;
 use tollgate_telemetry::notice;
 
 /// The shortest token. Shorter ones can be guessed.

@@ -20,7 +20,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 use tollgate::internal::is_control_or_format;
-use tollgate::rules::file::internal::DomainConfig;
+use tollgate_config::internal::DomainConfig;
 use tollgate_telemetry::notice;
 use tonic::client::Grpc;
 

@@ -10,10 +10,11 @@ use testkit::redis::RedisServer;
 use testkit::service::{Server, served};
 use testkit::tollgate::{RULES, run_in, transcript};
 use testkit::wait::wait_until;
-use tollgate::internal::demand::{Learning, LearningLimit, TICK};
 use tollgate::redis::RedisLimiter;
-use tollgate::rules::file::RuleFile;
-use tollgate::{FixedWindow, Gate, Limit, Limiter, ManualClock, Timestamp};
+use tollgate::{FixedWindow, Limit, Limiter, ManualClock, Timestamp};
+use tollgate_config::RuleFile;
+use tollgate_rules::Gate;
+use tollgate_rules::internal::demand::{Learning, LearningLimit, TICK};
 
 const LIMIT: &str = "limits: [{ name: per-user, key: header:x-user-id, window: 1m, \
                      limit: { learn: { from: 50, to: 400, over: 7h } } }]\n";

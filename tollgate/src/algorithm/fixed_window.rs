@@ -36,7 +36,6 @@ impl Default for FixedWindow {
 
 impl FixedWindow {
     /// Returns the strictest of each number of both.
-    #[cfg_attr(not(feature = "rules"), allow(dead_code, reason = "only rules have overrides"))]
     pub(super) fn strictest(self, other: Self) -> Self {
         Self { limit: self.limit.min(other.limit), window: self.window.max(other.window), ..self }
     }
@@ -55,8 +54,8 @@ impl FixedWindow {
     }
 
     /// Returns whether windows are aligned to the clock.
-    #[cfg(feature = "file")]
-    pub(crate) const fn is_aligned(&self) -> bool {
+    #[doc(hidden)]
+    pub const fn is_aligned(&self) -> bool {
         matches!(self.align, Align::Clock)
     }
 

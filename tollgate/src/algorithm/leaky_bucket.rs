@@ -34,7 +34,6 @@ impl Default for LeakyBucket {
 
 impl LeakyBucket {
     /// Returns the strictest of each number of both.
-    #[cfg_attr(not(feature = "rules"), allow(dead_code, reason = "only rules have overrides"))]
     pub(super) fn strictest(self, other: Self) -> Self {
         let (capacity, leak) = (self.capacity.min(other.capacity), self.leak.slower(other.leak));
         let overflow = match (self.overflow, other.overflow) {
@@ -60,14 +59,14 @@ impl LeakyBucket {
     }
 
     /// Returns the rate of the leak.
-    #[cfg(feature = "file")]
-    pub(crate) const fn rate(&self) -> Rate {
+    #[doc(hidden)]
+    pub const fn rate(&self) -> Rate {
         self.leak
     }
 
     /// Returns whether requests wait in a queue.
-    #[cfg(any(feature = "redis", feature = "rules"))]
-    pub(crate) fn queues(&self) -> bool {
+    #[doc(hidden)]
+    pub fn queues(&self) -> bool {
         matches!(self.overflow, Overflow::Queue { .. })
     }
 
@@ -83,7 +82,6 @@ impl LeakyBucket {
         checked::full_refill_time(self.capacity, self.leak)
     }
 
-    #[cfg(feature = "http")]
     pub(super) fn refill(&self) -> super::refill::Refill {
         let micros = crate::units::whole_micros(self.leak.period());
         super::refill::Refill::Smooth { units: self.leak.count(), micros }

@@ -8,19 +8,33 @@ use crate::decision::Decision;
 
 /// How the quota of a limit comes back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Refill {
+pub enum Refill {
     /// Unit by unit, at a steady rate of `units` per `micros`.
-    Smooth { units: u64, micros: u64 },
+    Smooth {
+        /// The units that come back in each period.
+        units: u64,
+        /// The period in microseconds.
+        micros: u64,
+    },
     /// In portions, one at the end of each period.
-    Portions { units: u64, micros: u64 },
+    Portions {
+        /// The units of a portion.
+        units: u64,
+        /// The period in microseconds.
+        micros: u64,
+    },
     /// All of it at one moment.
     AtOnce,
     /// As spent units leave a sliding window of this many microseconds.
-    Sliding { window: u64 },
+    Sliding {
+        /// The window in microseconds.
+        window: u64,
+    },
 }
 
 impl Refill {
-    pub(crate) fn of(algorithm: &Algorithm) -> Self {
+    /// Returns how the quota of an algorithm comes back.
+    pub fn of(algorithm: &Algorithm) -> Self {
         match algorithm {
             Algorithm::TokenBucket(spec) => spec.refill(),
             Algorithm::LeakyBucket(spec) => spec.refill(),
@@ -33,7 +47,7 @@ impl Refill {
 
     /// Returns the time in microseconds until more than `decision.remaining()` is available, or for a sliding window a
     /// time within which no more than that should be used. It is exact, but for a bucket it may be a microsecond late.
-    pub(crate) fn more_after(self, decision: &Decision) -> u64 {
+    pub fn more_after(self, decision: &Decision) -> u64 {
         let spent = decision.quota().saturating_sub(decision.remaining());
         let full_after = decision.verdict.reset_after;
         // The time from the next unit or portion until the whole quota is back.

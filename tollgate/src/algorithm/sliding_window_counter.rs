@@ -35,7 +35,6 @@ impl Default for SlidingWindowCounter {
 
 impl SlidingWindowCounter {
     /// Returns the strictest of each number of both.
-    #[cfg_attr(not(feature = "rules"), allow(dead_code, reason = "only rules have overrides"))]
     pub(super) fn strictest(self, other: Self) -> Self {
         Self { limit: self.limit.min(other.limit), window: self.window.max(other.window), ..self }
     }
@@ -53,8 +52,8 @@ impl SlidingWindowCounter {
     }
 
     /// Returns the number of segments.
-    #[cfg(feature = "file")]
-    pub(crate) const fn segment_count(&self) -> u32 {
+    #[doc(hidden)]
+    pub const fn segment_count(&self) -> u32 {
         self.segments
     }
 

@@ -53,7 +53,6 @@ impl Default for SlidingWindowLog {
 
 impl SlidingWindowLog {
     /// Returns the strictest of each number of both.
-    #[cfg_attr(not(feature = "rules"), allow(dead_code, reason = "only rules have overrides"))]
     pub(super) fn strictest(self, other: Self) -> Self {
         Self { limit: self.limit.min(other.limit), window: self.window.max(other.window), ..self }
     }

@@ -149,7 +149,6 @@ impl Compiled {
 
     /// Returns the same limit with a quota of one unit more. It denies a request of one unit exactly while a key counts more
     /// than this limit's quota.
-    #[cfg(feature = "rules")]
     pub(crate) fn with_one_more(&self) -> Self {
         let mut larger = self.clone();
         match &mut larger {

@@ -47,7 +47,6 @@ impl Default for TokenBucket {
 
 impl TokenBucket {
     /// Returns the strictest of each number of both.
-    #[cfg_attr(not(feature = "rules"), allow(dead_code, reason = "only rules have overrides"))]
     pub(super) fn strictest(self, other: Self) -> Self {
         let (capacity, refill) = (self.capacity.min(other.capacity), self.refill.slower(other.refill));
         Self { capacity, refill, ..self }
@@ -67,14 +66,14 @@ impl TokenBucket {
     }
 
     /// Returns the rate of refill.
-    #[cfg(feature = "file")]
-    pub(crate) const fn rate(&self) -> Rate {
+    #[doc(hidden)]
+    pub const fn rate(&self) -> Rate {
         self.refill
     }
 
     /// Returns whether the bucket refills in whole portions.
-    #[cfg(feature = "file")]
-    pub(crate) const fn is_interval(&self) -> bool {
+    #[doc(hidden)]
+    pub const fn is_interval(&self) -> bool {
         matches!(self.mode, Refill::Interval)
     }
 
@@ -99,7 +98,6 @@ impl TokenBucket {
         }
     }
 
-    #[cfg(feature = "http")]
     pub(super) fn refill(&self) -> super::refill::Refill {
         let (units, micros) = (self.refill.count(), whole_micros(self.refill.period()));
         match self.mode {

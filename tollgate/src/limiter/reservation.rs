@@ -48,15 +48,18 @@ impl Reservation {
 }
 
 /// Units that a reservation has taken from a key.
-#[cfg(feature = "file")]
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ReservedCharge {
-    pub(crate) limit: String,
-    pub(crate) variant: Option<String>,
+pub struct ReservedCharge {
+    /// The name of the limit.
+    pub limit: String,
+    /// The name of the variant that the units were taken from.
+    pub variant: Option<String>,
     /// The key as its store identifies it.
-    pub(crate) key: Vec<u8>,
-    pub(crate) units: u64,
-    pub(crate) at: u64,
+    pub key: Vec<u8>,
+    /// The units that were taken.
+    pub units: u64,
+    /// The time at which they were taken, in microseconds.
+    pub at: u64,
 }
 
 /// The result of settling a reservation.
@@ -87,7 +90,8 @@ pub enum Settlement {
 
 impl Settlement {
     /// Returns the worse of two results, for a request with several limits.
-    pub(crate) fn worse(self, other: Self) -> Self {
+    #[doc(hidden)]
+    pub fn worse(self, other: Self) -> Self {
         let weight = |settlement: &Self| match settlement {
             Self::AlreadySettled => (0, 0),
             Self::Settled => (1, 0),
@@ -100,7 +104,7 @@ impl Settlement {
 }
 
 /// Limits of ten units per minute, and the time until a key that spends 500 of them at [`START`] owes nothing.
-#[cfg(all(test, feature = "rules", not(loom)))]
+#[cfg(all(test, not(loom)))]
 pub(crate) mod debts_of_490 {
     use std::time::Duration;
 

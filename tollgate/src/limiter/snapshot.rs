@@ -73,7 +73,8 @@ impl RestoreError {
         }
     }
 
-    pub(crate) fn corrupt() -> Self {
+    #[doc(hidden)]
+    pub fn corrupt() -> Self {
         Self::Unusable("the snapshot is damaged: restore a copy, or start without it".into())
     }
 }
@@ -137,7 +138,8 @@ impl Limiter {
     }
 
     /// Writes a snapshot with an attachment, which is made before the keys are read. `attach` gets the offset of the wall clock.
-    pub(crate) fn snapshot_with(&self, out: impl Write, attach: impl FnOnce(i64) -> Vec<u8>) -> io::Result<u64> {
+    #[doc(hidden)]
+    pub fn snapshot_with(&self, out: impl Write, attach: impl FnOnce(i64) -> Vec<u8>) -> io::Result<u64> {
         let Inner { limits, store, clock, .. } = &*self.0;
         let wall_offset = clock.wall_offset_micros();
         let attachment = attach(wall_offset);
@@ -206,7 +208,8 @@ impl LimiterBuilder {
     }
 
     /// Builds a limiter from a snapshot, and returns the attachment of the snapshot.
-    pub(crate) fn restore_attached(self, snapshot: impl Read) -> Result<(Limiter, Restored, Attachment), RestoreError> {
+    #[doc(hidden)]
+    pub fn restore_attached(self, snapshot: impl Read) -> Result<(Limiter, Restored, Attachment), RestoreError> {
         let Checked { mut limits, base_count, generation } = self.limits.checked()?;
         let wanted = limits.clone();
         let clock = self.clock.or_else(TimeSource::system).ok_or_else(super::builder::no_clock)?;
@@ -251,11 +254,10 @@ impl LimiterBuilder {
 }
 
 /// What a snapshot contains beside the keys.
-#[cfg_attr(not(feature = "file"), expect(dead_code, reason = "only reservations of the decision service are attached"))]
-pub(crate) struct Attachment {
-    pub(crate) bytes: Vec<u8>,
+pub struct Attachment {
+    pub bytes: Vec<u8>,
     /// Added to a time of the wall clock in the snapshot for that of the limiter.
-    pub(crate) from_wall: i64,
+    pub from_wall: i64,
 }
 
 /// The header of a snapshot.

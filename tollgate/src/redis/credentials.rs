@@ -255,8 +255,7 @@ impl Pem {
 }
 
 /// Checks that the file of the setting `name` can be read.
-#[cfg(feature = "file")]
-pub(crate) fn check_pem_file(name: &str, path: &Path) -> Result<(), ConnectError> {
+pub fn check_pem_file(name: &str, path: &Path) -> Result<(), ConnectError> {
     Pem::File(path.to_owned()).read(name).map(drop)
 }
 

@@ -12,40 +12,42 @@ use crate::store::memory::Positions;
 
 impl RedisLimiter {
     /// Returns the wall-clock time of this process.
-    pub(crate) fn now(&self) -> crate::units::Timestamp {
+    pub fn now(&self) -> crate::units::Timestamp {
         self.0.shared.clock.wall()
     }
 
     /// Prepares a hit for Redis. Its limit must belong to this limiter.
-    pub(crate) fn redis_hit(&self, hit: &Hit<'_>) -> RedisHit {
+    pub fn redis_hit(&self, hit: &Hit<'_>) -> RedisHit {
         let (limit, key, cost) = hit.parts();
         debug_assert!(self.limit(limit).is_some(), "rules and their limiter have the same ids");
         self.0.limits[limit.index()].hit(limit, key, cost)
     }
 
     /// Takes all hits, or none. Returns the hits with their receipts, for [`settle_hits`](Self::settle_hits).
-    pub(crate) async fn decide_hits(self, mut hits: RedisHits) -> (Decision, RedisHits) {
+    #[doc(hidden)]
+    pub async fn decide_hits(self, mut hits: RedisHits) -> (Decision, RedisHits) {
         let cost = hits.iter().map(|hit| hit.script_hit.cost).max().unwrap_or(0);
         let decision = self.take_or_lease(&mut hits, cost).await;
         (decision, hits)
     }
 
     /// Decides the hits as if the store had failed. Takes all of them, or none.
-    #[cfg(feature = "rules")]
-    pub(crate) fn decide_without_store(&self, mut hits: RedisHits) -> (Decision, RedisHits) {
+    pub fn decide_without_store(&self, mut hits: RedisHits) -> (Decision, RedisHits) {
         let cost = hits.iter().map(|hit| hit.script_hit.cost).max().unwrap_or(0);
         let decision = self.by_policy(&mut hits.iter_mut().collect::<SmallVec<[&mut RedisHit; 2]>>());
         (Decision { cost, ..decision }, hits)
     }
 
     /// Gives back the cost of each hit, from the newest charges of its key.
-    pub(crate) async fn credit_hits(&self, hits: &RedisHits) -> Result<(), StoreError> {
+    #[doc(hidden)]
+    pub async fn credit_hits(&self, hits: &RedisHits) -> Result<(), StoreError> {
         self.send_each(hits, ScriptRequest::Credit).await
     }
 
     /// Returns the decision of each hit, and then of each variant, taking nothing. A hit that is allowed shows the quota
     /// that is left.
-    pub(crate) async fn peek_each(&self, combined: &CombinedHits<RedisHits, RedisHit>) -> CombinedDecision {
+    #[doc(hidden)]
+    pub async fn peek_each(&self, combined: &CombinedHits<RedisHits, RedisHit>) -> CombinedDecision {
         let hits: Vec<RedisHit> = combined.hits.iter().chain(&combined.variants).cloned().collect();
         let peeked = self.peek_each_on_store(&hits).await.into_iter().zip(&hits).map(|(own, hit)| {
             own.map(|own| if own.is_allowed() { own.with_more_remaining(hit.script_hit.cost) } else { own })
@@ -55,10 +57,8 @@ impl RedisLimiter {
 
     /// Takes all hits, or none. Returns the decision of each hit, and then of each variant, and the hits with their
     /// receipts. A hit that is allowed while another one is denied shows the quota that is left.
-    pub(crate) async fn decide_each(
-        self,
-        combined: CombinedHits<RedisHits, RedisHit>,
-    ) -> (CombinedDecision, RedisHits) {
+    #[doc(hidden)]
+    pub async fn decide_each(self, combined: CombinedHits<RedisHits, RedisHit>) -> (CombinedDecision, RedisHits) {
         let CombinedHits { hits, variants } = combined;
         // Other variants are not charged, so they are checked before.
         let of_variants = self.peek_each_on_store(&variants).await;
@@ -87,7 +87,8 @@ impl RedisLimiter {
     }
 
     /// Reads what is left under the limits of a request that this process denied without a call.
-    pub(crate) async fn read_undecided(&self, hits: &mut RedisHits, denied: &Decision) {
+    #[doc(hidden)]
+    pub async fn read_undecided(&self, hits: &mut RedisHits, denied: &Decision) {
         if !denied.is_allowed() && is_known_here(denied) {
             let own = |hit: &RedisHit| hit.decided.or_else(|| (denied.limit() == Some(hit.limit)).then_some(*denied));
             let mut each: SmallVec<[Option<Decision>; 4]> = hits.iter().map(own).collect();
@@ -98,7 +99,8 @@ impl RedisLimiter {
 
     /// Reads what is left under the limits of a denied request that nobody has looked at: this process knew without a call
     /// that another one denies it.
-    pub(crate) async fn read_unknown(&self, hits: &RedisHits, each: &mut [Option<Decision>]) {
+    #[doc(hidden)]
+    pub async fn read_unknown(&self, hits: &RedisHits, each: &mut [Option<Decision>]) {
         let unknown: RedisHits =
             each.iter().zip(hits).filter(|(own, _)| own.is_none()).map(|(_, hit)| hit.clone()).collect();
         if unknown.is_empty() || !self.0.shared.reads.take(self.now()) {
@@ -113,7 +115,7 @@ impl RedisLimiter {
 
     /// Combines hits: two on the same key count as one, with the sum of the costs, which is charged to the store only.
     /// Reports the place of each among the combined hits.
-    pub(crate) fn combine_hits<'h>(
+    pub fn combine_hits<'h>(
         hits: impl Iterator<Item = &'h RedisHit>,
         mut place_of_next: impl FnMut(Place),
     ) -> CombinedHits<RedisHits, RedisHit> {
@@ -145,7 +147,8 @@ impl RedisLimiter {
     }
 
     /// Returns what [`decide_hits`](Self::decide_hits) would, and takes nothing.
-    pub(crate) async fn peek_hits(&self, hits: &RedisHits) -> Result<Decision, StoreError> {
+    #[doc(hidden)]
+    pub async fn peek_hits(&self, hits: &RedisHits) -> Result<Decision, StoreError> {
         let deadline = self.deadline();
         let decision = self.peek_at(hits).await?;
         Ok(self.finish(&mut hits.clone(), decision, deadline).await)
@@ -168,12 +171,12 @@ fn position_of_variant(variants: &mut Vec<(usize, RedisHit)>, (charged, hit): (u
 }
 
 /// Charges these limits to the store only, because their cost may be corrected later.
-pub(crate) fn take_from_store(hits: &mut RedisHits, may_change: impl Fn(LimitId) -> bool) {
+pub fn take_from_store(hits: &mut RedisHits, may_change: impl Fn(LimitId) -> bool) {
     hits.iter_mut().filter(|hit| may_change(hit.limit)).for_each(|hit| hit.take_from = TakeFrom::Store);
 }
 
 /// Returns the first hit on one limit, at another cost. Further hits are those of other readings of a path.
-pub(crate) fn only(hits: &[RedisHit], limit: LimitId, cost: u64) -> RedisHits {
+pub fn only(hits: &[RedisHit], limit: LimitId, cost: u64) -> RedisHits {
     let first = hits.iter().find(|hit| hit.limit == limit).cloned();
     first
         .map(|mut hit| {
@@ -185,8 +188,7 @@ pub(crate) fn only(hits: &[RedisHit], limit: LimitId, cost: u64) -> RedisHits {
 }
 
 /// Returns hits on the same keys that cost nothing, without those on some limits.
-#[cfg(feature = "rules")]
-pub(crate) fn looks(hits: &[RedisHit], leave_out: impl Fn(LimitId) -> bool) -> RedisHits {
+pub fn looks(hits: &[RedisHit], leave_out: impl Fn(LimitId) -> bool) -> RedisHits {
     let looks = hits.iter().filter(|hit| !leave_out(hit.limit)).cloned();
     looks
         .map(|mut hit| {
@@ -197,48 +199,44 @@ pub(crate) fn looks(hits: &[RedisHit], leave_out: impl Fn(LimitId) -> bool) -> R
 }
 
 /// Sets the cost of a hit.
-#[cfg(feature = "rules")]
-pub(crate) fn set_cost(hit: &mut RedisHit, cost: u64) {
+pub fn set_cost(hit: &mut RedisHit, cost: u64) {
     hit.script_hit.cost = cost;
 }
 
 /// Returns the limit and the cost of a hit.
-pub(crate) fn cost(hit: &RedisHit) -> (LimitId, u64) {
+pub fn cost(hit: &RedisHit) -> (LimitId, u64) {
     (hit.limit, hit.script_hit.cost)
 }
 
 /// Returns the name of the key of a hit on Redis.
-#[cfg(feature = "file")]
-pub(crate) fn key_name(hit: &RedisHit) -> &[u8] {
+pub fn key_name(hit: &RedisHit) -> &[u8] {
     &hit.script_hit.name
 }
 
 /// Returns the parts of the key that a name on Redis contains. A key that is too long for a name is its SHA-256.
-#[cfg(feature = "file")]
-pub(crate) fn key_parts(name: &[u8]) -> Vec<String> {
+pub fn key_parts(name: &[u8]) -> Vec<String> {
     super::names::parts_in(name)
 }
 
 /// Returns whether pending units may have caused the denial of a hit, which nobody has looked at.
-#[cfg(feature = "rules")]
-pub(crate) fn may_be_pending(hit: &RedisHit) -> bool {
+pub fn may_be_pending(hit: &RedisHit) -> bool {
     hit.may_be_pending
 }
 
 /// Returns the decision of the limit of a hit alone, if the store made it.
-pub(crate) fn decided(hit: &RedisHit) -> Option<&Decision> {
+pub fn decided(hit: &RedisHit) -> Option<&Decision> {
     hit.decided.as_ref()
 }
 
 /// Sets the decisions of single hits, which several checks made together. Ignores a decision on another limit.
-pub(crate) fn set_decided(hits: &mut RedisHits, each: &[Option<Decision>]) {
+pub fn set_decided(hits: &mut RedisHits, each: &[Option<Decision>]) {
     for (hit, own) in hits.iter_mut().zip(each) {
         hit.decided = own.filter(|own| own.limit() == Some(hit.limit));
     }
 }
 
 /// Sets the receipts of hits to those of the combined hits at these places.
-pub(crate) fn set_receipts(hits: &mut RedisHits, combined: &RedisHits, places: &[Place]) {
+pub fn set_receipts(hits: &mut RedisHits, combined: &RedisHits, places: &[Place]) {
     for (hit, place) in hits.iter_mut().zip(places) {
         if let Some(combined) = combined.get(place.hit) {
             (hit.receipt, hit.may_be_pending) = (combined.receipt, combined.may_be_pending);

@@ -56,7 +56,6 @@ pub(super) fn name(prefix: &str, key: Key<'_>) -> Arc<[u8]> {
 }
 
 /// Returns the key in a name that has this prefix, as the name contains it.
-#[cfg(feature = "file")]
 pub(super) fn key_in<'n>(prefix: &str, name: &'n [u8]) -> &'n [u8] {
     name.get(prefix.len()..name.len().saturating_sub(1)).unwrap_or_default()
 }
@@ -69,7 +68,6 @@ pub(super) fn limit_in(name: &[u8]) -> Option<String> {
 }
 
 /// Returns the parts of the key in a name. A key that is too long for a name is its SHA-256.
-#[cfg(feature = "file")]
 pub(super) fn parts_in(name: &[u8]) -> Vec<String> {
     let inside = |name: &[u8]| -> Option<Vec<u8>> {
         let tag = &name[name.iter().position(|byte| *byte == b'{')? + 1..];
@@ -87,26 +85,22 @@ pub(super) fn parts_in(name: &[u8]) -> Vec<String> {
 }
 
 /// Returns the name of a limit's key from the key as another name contains it.
-#[cfg(feature = "file")]
 pub(super) fn name_of_key_in(prefix: &str, key: &[u8]) -> Arc<[u8]> {
     [prefix.as_bytes(), key, b"}"].concat().into()
 }
 
 /// Returns the name of the key that marks a reservation on the key `name` as settled. It is in the same slot.
-#[cfg(feature = "file")]
 pub(super) fn settled(begin: &str, name: &[u8], id: &[u8]) -> Arc<[u8]> {
     let id = id.iter().flat_map(|byte| hex(*byte));
     [begin.as_bytes(), tag_of(name), b":"].concat().into_iter().chain(id).collect()
 }
 
 /// Returns the name of the key with the time of the last reset of the key `name`. It is in the same slot.
-#[cfg(feature = "file")]
 pub(super) fn reset(begin: &str, name: &[u8]) -> Arc<[u8]> {
     [begin.as_bytes(), tag_of(name)].concat().into()
 }
 
 /// Returns the name from its hash tag on.
-#[cfg(feature = "file")]
 fn tag_of(name: &[u8]) -> &[u8] {
     name.iter().position(|byte| *byte == b'{').map_or(name, |open| &name[open..])
 }
@@ -167,7 +161,6 @@ impl Names {
     }
 
     /// Returns the name of the key with the state of a limit that learns.
-    #[cfg(feature = "file")]
     pub(super) fn learned(&self, limit: &str) -> String {
         let mut name = SmallVec::new();
         escape(limit.as_bytes(), &mut name);
@@ -286,7 +279,6 @@ pub(super) fn split(name: &[u8]) -> (&[u8], &[u8]) {
 }
 
 /// Returns whether this is the part of a name after the prefix in this layout.
-#[cfg(feature = "file")]
 pub(super) fn is_of_hash(key: &[u8]) -> bool {
     key.starts_with(MARK) && split(key).0.last() == Some(&b'}')
 }
@@ -347,7 +339,6 @@ mod tests {
     }
 
     #[test]
-    #[cfg(feature = "file")]
     fn a_name_contains_the_parts_of_its_key() {
         let parts = |key: Key<'_>| parts_in(&named("a|b", key));
         assert_eq!(parts(Key::parts(&["ann", "/a{b}|c%", ""])), ["ann", "/a{b}|c%", ""]);

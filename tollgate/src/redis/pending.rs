@@ -84,7 +84,8 @@ impl Open {
 
 impl RedisLimiter {
     /// Records the charges of limits that `may_change` as open, for as long or until the result is dropped.
-    pub(crate) fn open(&self, hits: &[RedisHit], within: Duration, may_change: impl Fn(LimitId) -> bool) -> Held {
+    #[doc(hidden)]
+    pub fn open(&self, hits: &[RedisHit], within: Duration, may_change: impl Fn(LimitId) -> bool) -> Held {
         let Open { charges, denials } = &self.0.shared.open;
         let open = |hit: &RedisHit| {
             let Receipt::Store { at } = hit.receipt else { return None };

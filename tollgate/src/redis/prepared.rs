@@ -294,7 +294,6 @@ impl PreparedLimit {
 
     /// Returns the key in the name of a key of this limit. In the compact layout, the name does not have it, and this
     /// is what the name has in its place.
-    #[cfg(feature = "file")]
     pub(super) fn key_in<'n>(&self, name: &'n [u8]) -> &'n [u8] {
         match self.hashes {
             Some(_) => name.get(self.prefix.len()..).unwrap_or_default(),
@@ -303,7 +302,6 @@ impl PreparedLimit {
     }
 
     /// Returns a hit on the key that [`key_in`](Self::key_in) returned, perhaps before the layout changed.
-    #[cfg(feature = "file")]
     pub(super) fn hit_named(&self, limit: LimitId, key: &[u8], cost: u64) -> RedisHit {
         let name = match &self.hashes {
             Some(_) if names::is_of_hash(key) => [self.prefix.as_bytes(), key].concat().into(),

@@ -140,7 +140,8 @@ impl RedisLimiter {
     }
 
     /// Returns the denial of these hits if this node is certain of it, without a call to Redis.
-    pub(crate) fn certain_denial(&self, hits: &RedisHits) -> Option<Decision> {
+    #[doc(hidden)]
+    pub fn certain_denial(&self, hits: &RedisHits) -> Option<Decision> {
         let inner = &*self.0;
         let is_cached = |hit: &&RedisHit| inner.shared.stores.is_subscribed_for(&hit.script_hit);
         if !hits.iter().any(|hit| is_cached(&hit)) || hits.iter().any(|hit| self.may_be_open(hit)) {
@@ -167,8 +168,8 @@ impl RedisLimiter {
 
     /// Returns the denial of one hit, if this process knows it without a call: from the denial cache, or from the local
     /// limits while the server of the key fails.
-    #[cfg(feature = "rules")]
-    pub(crate) fn known_denial_of(&self, hit: &RedisHit) -> Option<Decision> {
+    #[doc(hidden)]
+    pub fn known_denial_of(&self, hit: &RedisHit) -> Option<Decision> {
         let Shared { stores, clock, .. } = &*self.0.shared;
         if stores.of(&hit.script_hit).topology.has_failed_for(&hit.script_hit.name) {
             return self.local_decision(hit).filter(|own| !own.is_allowed());
@@ -281,15 +282,9 @@ impl RedisLimiter {
 impl Shared {
     /// Returns the name of the key that keeps the time of a reset of this key for reservations, which units and no strikes
     /// have.
-    #[cfg(feature = "file")]
     pub(super) fn reset_marker(&self, hit: &ScriptHit) -> Option<Arc<[u8]>> {
         let name = || super::names::reset(&self.stores.of(hit).topology.names().of("reset:"), &hit.name);
         (!hit.terms.counts_strikes()).then(name)
-    }
-
-    #[cfg(all(feature = "rules", not(feature = "file")))]
-    pub(super) fn reset_marker(&self, _: &ScriptHit) -> Option<Arc<[u8]>> {
-        None
     }
 
     pub(super) fn deadline(&self) -> Instant {

@@ -122,7 +122,8 @@ impl RedisLimiter {
 
     /// Settles charged hits at their actual cost, each where it was charged. One that does not count any more gives nothing
     /// back.
-    pub(crate) async fn settle_hits(
+    #[doc(hidden)]
+    pub async fn settle_hits(
         &self,
         hits: &[RedisHit],
         actual: u64,
@@ -155,14 +156,14 @@ impl RedisLimiter {
     }
 
     /// Counts units that were spent already, whatever is left.
-    #[cfg(feature = "rules")]
-    pub(crate) async fn charge_hit(&self, hit: &RedisHit) -> Result<Settlement, StoreError> {
+    #[doc(hidden)]
+    pub async fn charge_hit(&self, hit: &RedisHit) -> Result<Settlement, StoreError> {
         self.owe(&hit.script_hit, hit.script_hit.cost).await
     }
 
     /// Returns the time until the key of each hit owes nothing: the longest, or `None` if none owes anything.
-    #[cfg(feature = "rules")]
-    pub(crate) async fn owes_hits(&self, hits: &[RedisHit]) -> Result<Option<Duration>, StoreError> {
+    #[doc(hidden)]
+    pub async fn owes_hits(&self, hits: &[RedisHit]) -> Result<Option<Duration>, StoreError> {
         let limits = hits.iter().filter(|hit| !hit.script_hit.terms.counts_strikes());
         let beyond_quota = limits.map(|hit| {
             let terms = hit.script_hit.terms.with_one_more().clone();
@@ -252,7 +253,7 @@ impl RedisLimiter {
     }
 }
 
-#[cfg(all(test, feature = "rules", not(loom)))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use testkit::redis::RedisServer;
 

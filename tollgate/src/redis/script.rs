@@ -4,7 +4,6 @@
 //! numbers: Lua tables of numbers would cost Redis more than the decisions themselves.
 
 use std::collections::HashMap;
-#[cfg(feature = "rules")]
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock};
@@ -88,7 +87,6 @@ pub(super) enum ScriptRequest {
     /// taken.
     Undo(ScriptHit, Timestamp, Before),
     /// Gives back the cost of each hit, from the newest charges of its key.
-    #[cfg(feature = "rules")]
     Credit(ScriptHits),
     /// Counts units that were spent already, whatever is left.
     Owe(ScriptHit),
@@ -96,7 +94,6 @@ pub(super) enum ScriptRequest {
     /// nothing.
     Without(ScriptHit, SmallVec<[Charge; 8]>),
     /// Corrects a charge, unless the reservation is settled or has expired.
-    #[cfg(feature = "file")]
     Settle(Claim, Correction),
     /// Resets the keys. The time of the reset is written to the key beside each, if there is one, for reservations that were
     /// made before.
@@ -107,7 +104,6 @@ pub(super) enum ScriptRequest {
 
 /// The keys that mark a reservation as settled and have the time of the last reset, in the slot of the hits, and the expiry of
 /// the reservation.
-#[cfg(feature = "file")]
 #[derive(Clone, Debug)]
 pub(super) struct Claim {
     pub(super) marker: Arc<[u8]>,
@@ -116,7 +112,6 @@ pub(super) struct Claim {
 }
 
 /// The correction of a charge to the actual cost.
-#[cfg(feature = "file")]
 #[derive(Debug)]
 pub(super) enum Correction {
     /// Gives back units that were taken at that time.
@@ -125,7 +120,6 @@ pub(super) enum Correction {
     Owe(ScriptHit),
 }
 
-#[cfg(feature = "file")]
 impl Correction {
     fn hit(&self) -> &ScriptHit {
         match self {
@@ -138,9 +132,7 @@ impl ScriptRequest {
     pub(super) fn hits(&self) -> &[ScriptHit] {
         match self {
             Self::Take(hits) | Self::Peek(hits) | Self::Refund(hits, _) | Self::Reset(hits, _) => hits,
-            #[cfg(feature = "rules")]
             Self::Credit(hits) => hits,
-            #[cfg(feature = "file")]
             Self::Settle(_, correction) => std::slice::from_ref(correction.hit()),
             Self::Slice(hit, _) | Self::Undo(hit, ..) | Self::Owe(hit) | Self::Without(hit, _) => {
                 std::slice::from_ref(hit)
@@ -252,9 +244,7 @@ const REFUND: u64 = 2;
 const RESET: u64 = 3;
 const SLICE: u64 = 4;
 const UNDO: u64 = 5;
-#[cfg(feature = "rules")]
 const CREDIT: u64 = 6;
-#[cfg(feature = "file")]
 const SETTLE: u64 = 7;
 const OWE: u64 = 8;
 const WITHOUT: u64 = 9;
@@ -267,10 +257,8 @@ impl Batch {
             ScriptRequest::Peek(_) => (PEEK, hits.len()),
             ScriptRequest::Refund(..) => (REFUND, hits.len()),
             ScriptRequest::Undo(..) => (UNDO, hits.len()),
-            #[cfg(feature = "rules")]
             ScriptRequest::Credit(_) => (CREDIT, hits.len()),
             ScriptRequest::Owe(_) => (OWE, hits.len()),
-            #[cfg(feature = "file")]
             ScriptRequest::Settle(..) => (SETTLE, hits.len()),
             ScriptRequest::Reset(..) => (RESET, hits.len()),
             ScriptRequest::Without(_, charges) => (WITHOUT, charges.len()),
@@ -278,7 +266,6 @@ impl Batch {
         };
         self.requests.extend([op, count as u64]);
         let mut expected = Expected { terms: SmallVec::new(), keys: SmallVec::new(), has_counted: false };
-        #[cfg(feature = "file")]
         if let ScriptRequest::Settle(Claim { marker, reset, expires_at }, correction) = request {
             let [marker, reset] = [marker, reset].map(|name| self.index_of_key(name, false));
             expected.keys.extend([marker, reset]);
@@ -305,11 +292,8 @@ impl Batch {
                 ScriptRequest::Refund(_, at) => self.add_refund(hit, *at, None),
                 ScriptRequest::Undo(_, at, before) => self.add_refund(hit, *at, Some(before)),
                 ScriptRequest::Owe(_) => self.add_owed(hit, limit, &mut expected),
-                #[cfg(feature = "file")]
                 ScriptRequest::Settle(_, Correction::GiveBack(_, at)) => self.add_refund(hit, *at, None),
-                #[cfg(feature = "file")]
                 ScriptRequest::Settle(_, Correction::Owe(_)) => self.add_owed(hit, limit, &mut expected),
-                #[cfg(feature = "rules")]
                 ScriptRequest::Credit(_) => self.requests.push(hit.cost.min(MAX_QUOTA)),
                 ScriptRequest::Slice(_, costs) => {
                     expected.terms.push(limit);
@@ -617,7 +601,6 @@ pub(super) struct Terms {
     /// The number of further requests that go directly to the full script, because a log was too long for the small
     /// one.
     long: AtomicU32,
-    #[cfg(feature = "rules")]
     with_one_more: OnceLock<Arc<Self>>,
 }
 
@@ -646,7 +629,6 @@ impl Terms {
             shape,
             compiled,
             long,
-            #[cfg(feature = "rules")]
             with_one_more: OnceLock::new(),
         }
     }
@@ -696,7 +678,6 @@ impl Terms {
     }
 
     /// Returns terms under which one unit is denied exactly while a key counts more than the quota.
-    #[cfg(feature = "rules")]
     pub(super) fn with_one_more(&self) -> &Arc<Self> {
         self.with_one_more.get_or_init(|| {
             let ceiling = self.parameters.last().map_or(0, |ceiling| *ceiling as u64);

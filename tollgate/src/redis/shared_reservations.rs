@@ -20,7 +20,8 @@ return ARGV[1]
 impl RedisLimiter {
     /// Returns the secret that signs reservations, on the default store. If the store has no secret yet, `proposal`
     /// becomes the secret.
-    pub(crate) async fn reservation_secret(&self, proposal: &[u8; 32]) -> Result<[u8; 32], StoreError> {
+    #[doc(hidden)]
+    pub async fn reservation_secret(&self, proposal: &[u8; 32]) -> Result<[u8; 32], StoreError> {
         let shared = &*self.0.shared;
         let topology = &shared.stores.default_store().topology;
         let key = topology.names().of(SECRET_KEY);
@@ -31,11 +32,8 @@ impl RedisLimiter {
     }
 
     /// Returns the units that the store took for the first of these hits that is not a ban.
-    pub(crate) fn reserved_charge(
-        &self,
-        hits: &[RedisHit],
-        is_ban: impl Fn(LimitId) -> bool,
-    ) -> Option<ReservedCharge> {
+    #[doc(hidden)]
+    pub fn reserved_charge(&self, hits: &[RedisHit], is_ban: impl Fn(LimitId) -> bool) -> Option<ReservedCharge> {
         let hit = hits.iter().find(|hit| !is_ban(hit.limit))?;
         let Receipt::Store { at } = hit.receipt else { return None };
         let prepared = &self.0.limits[hit.limit.index()];
@@ -50,7 +48,8 @@ impl RedisLimiter {
 
     /// Settles reserved units at their actual cost, once. The call that marks the reservation as settled gives units back,
     /// or counts the excess.
-    pub(crate) async fn settle_reserved(
+    #[doc(hidden)]
+    pub async fn settle_reserved(
         &self,
         charge: &ReservedCharge,
         id: &[u8; 16],

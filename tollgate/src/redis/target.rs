@@ -141,43 +141,6 @@ fn wrong(problem: &str) -> ConnectError {
 mod tests {
     use super::*;
 
-    #[cfg(feature = "file")]
-    #[test]
-    fn a_rule_file_accepts_the_same_urls() {
-        use crate::rules::file::RuleFile;
-
-        let good = [
-            "redis://h",
-            "redis://h:6379",
-            "redis://h:6379/1/",
-            "redis://h:/1",
-            "redis://:pa%2Fss:w%23rd@h:6379/15?protocol=resp3",
-            "rediss://ann:hunter2@[::1]:6379/0",
-            "redis://[::1]",
-            "redis+cluster://a:7001,b,[::1]:7002",
-            "rediss+cluster://u:p@a:7001/0",
-            "redis+sentinel://a,b:26380/mymaster",
-            "redis+sentinel://u:p@a,b:26380/mymaster/2/",
-            "unix:///run/redis@1.sock",
-            "unix://ann:hunter2@/run/redis.sock?db=3",
-        ];
-        let bad = [
-            "redis://h:99999",
-            "redis://h/x",
-            "redis+cluster://a/1",
-            "redis+sentinel://a/m/x",
-            "redis://h:6379?protocol=resp3",
-            "unix://run/redis.sock",
-            "unix:///",
-            "unix:///run/redis.sock?db=x",
-            "unix:///run/redis.sock?password=hunter2",
-        ];
-        for (url, is_good) in good.map(|url| (url, true)).into_iter().chain(bad.map(|url| (url, false))) {
-            let file = RuleFile::parse("tollgate.yaml", format!("store: '{url}'\nlimits: []\n"));
-            assert_eq!((Target::parse(url).is_ok(), file.is_ok()), (is_good, is_good), "{url}");
-        }
-    }
-
     #[test]
     fn every_form_is_understood() {
         let parse = |url: &str| Target::parse(url).expect("a store");

@@ -172,7 +172,6 @@ impl Topology {
     }
 
     /// Returns whether requests for a key fail without a call, because its server has failed and is not back yet.
-    #[cfg(feature = "rules")]
     pub(super) fn has_failed_for(&self, key: &[u8]) -> bool {
         match &self.servers {
             Servers::One(member) => !member.node.is_available(),

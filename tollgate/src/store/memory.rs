@@ -19,7 +19,6 @@ mod growth;
 #[cfg(all(test, loom))]
 mod loom_models;
 mod multi_key;
-#[cfg(feature = "rules")]
 mod owes;
 mod slow_path;
 mod snapshot;
@@ -67,10 +66,13 @@ pub(crate) struct MemoryStore {
 
 /// A hit with its key hashed.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct HashedHit {
-    pub(crate) limit: LimitId,
-    pub(crate) fingerprint: u64,
-    pub(crate) cost: u64,
+pub struct HashedHit {
+    /// The limit.
+    pub limit: LimitId,
+    /// The hash of the key with the secret of the store.
+    pub fingerprint: u64,
+    /// The units to take.
+    pub cost: u64,
 }
 
 /// How often a limit has lacked memory for its keys: see [`Limiter::overflow`](crate::Limiter::overflow).
@@ -281,7 +283,6 @@ impl MemoryStore {
     }
 
     /// Returns the denial, if one of the limits denies. A log that counts denials counts it. Otherwise nothing changes.
-    #[cfg(feature = "rules")]
     pub(crate) fn find_denial(&self, limits: &[Limit], hits: &[HashedHit], now: Timestamp) -> Option<Decision> {
         let verdicts = hits.iter().map(|hit| (*hit, self.check(limits, *hit, now, Mode::DenyOnly)));
         let denied = verdicts.filter(|(_, verdict)| !verdict.is_allowed());
@@ -438,7 +439,6 @@ impl MemoryStore {
 
     /// Gives back as many units as the cost of the hit, from the newest charges of the key, whenever they were made. An
     /// evicted key gets a slot again, and the units are subtracted from the floor.
-    #[cfg(feature = "rules")]
     pub(crate) fn credit(&self, limits: &[Limit], hit: HashedHit, now: Timestamp) {
         let now = now.as_micros();
         let Some(view) = self.family_view(limits, hit.limit) else { return };

@@ -36,7 +36,6 @@ fn run_by(server: &RedisServer) -> BTreeSet<String> {
 }
 
 /// Writes and reads what the servers of a fleet share beside the limits.
-#[cfg(feature = "file")]
 async fn share_state(limiter: &RedisLimiter) {
     limiter.write_node_report("one", b"a report", HOUR).await.expect("written");
     assert_eq!(limiter.node_reports().await.expect("read"), [("one".to_owned(), b"a report".to_vec())]);
@@ -108,7 +107,6 @@ async fn do_everything(settings: RedisSettings, lose_scripts: impl FnOnce()) {
     let _other = builder.connect().await.expect("the settings are good");
     tokio::time::timeout(RECOVERY, seen).await.expect("the other registers");
 
-    #[cfg(feature = "file")]
     share_state(&limiter).await;
 
     let rules = RuleSets::connect(settings).expect("the settings are good");
@@ -218,7 +216,6 @@ async fn limits_work_for_a_user_that_may_not_register_nodes() {
         }
     };
     tokio::time::timeout(RECOVERY, refused_to_register).await.expect("it tries to register");
-    #[cfg(feature = "file")]
     assert!(limiter.write_node_report("one", b"a report", HOUR).await.is_err_and(|why| why.is_refused()));
     assert_eq!(limiter.check("ann").await.source(), Source::Store);
     assert_eq!((limiter.why_unavailable(), limiter.stats().breaker_opened, limiter.fleet_nodes()), (None, 0, 1));

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use tollgate::internal::limited::LimitedKey;
+use tollgate_rules::internal::limited::LimitedKey;
 
 /// Returns a key as text: its parts, separated by commas, or its hash if they are not kept.
 pub fn key_text(key: &LimitedKey) -> String {
@@ -29,7 +29,7 @@ pub fn printable(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use tollgate::internal::limited::KeyTexts;
+    use tollgate_rules::internal::limited::KeyTexts;
 
     use super::*;
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tollgate::Timestamp;
-use tollgate::internal::limited::{LimitedKey, LimitedKind};
+use tollgate_rules::internal::limited::{LimitedKey, LimitedKind};
 
 use super::Top;
 use super::history::{History, TopEntry, TopList, TopQuery, Window};

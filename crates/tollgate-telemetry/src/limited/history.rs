@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tollgate::Timestamp;
-use tollgate::internal::limited::{LimitedKey, LimitedKind, TakenKeys};
+use tollgate_rules::internal::limited::{LimitedKey, LimitedKind, TakenKeys};
 
 /// The most keys of a slot.
 const MAX_KEYS: usize = 128;
@@ -319,7 +319,7 @@ impl Slot {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use tollgate::internal::limited::{KeyTexts, TakenKey, TakenLimit};
+    use tollgate_rules::internal::limited::{KeyTexts, TakenKey, TakenLimit};
 
     use super::*;
 

@@ -3,8 +3,9 @@
 use std::fmt::{self, Display};
 use std::time::Duration;
 
+use tollgate::OnStoreFailure;
 use tollgate::redis::{StoreError, StoreStatus, StoreWarning};
-use tollgate::{Gate, OnStoreFailure};
+use tollgate_rules::Gate;
 
 use super::{Level, join_up_to, policy_name};
 

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use tollgate::Outcome;
-use tollgate::http::Headers;
+use tollgate_http::Headers;
+use tollgate_rules::Outcome;
 
 use super::{DecisionNote, SpanEnd};
 use crate::notice;

@@ -13,8 +13,8 @@ use opentelemetry::{Context, KeyValue};
 use opentelemetry_otlp::SpanExporter;
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider, Span, SpanExporter as _};
-use tollgate::Outcome;
-use tollgate::http::Headers;
+use tollgate_http::Headers;
+use tollgate_rules::Outcome;
 
 use super::queue::{DROPPED, EXPORTED, Exporting, FAILED, Queue};
 use super::{DecisionNote, SpanEnd, TRACEPARENT, TRACESTATE, TraceParent};

@@ -6,8 +6,8 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 use tollgate::Timestamp;
-use tollgate::internal::HeaderLine;
-use tollgate::rules::Facts;
+use tollgate_http::internal::HeaderLine;
+use tollgate_rules::Facts;
 
 /// The most headers of one record. Others are ignored: a rule file reads a handful.
 const MAX_HEADERS: usize = 64;

@@ -1,6 +1,6 @@
 //! Parts of keys that a log does not have.
 
-use tollgate::rules::RuleSet;
+use tollgate_rules::RuleSet;
 
 use crate::access_log::Record;
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use tollgate::Timestamp;
-use tollgate::rules::file::Parsed;
+use tollgate_config::Parsed;
 use tollgate_telemetry::seconds::Seconds;
 use tollgate_telemetry::top_keys::TopKey;
 

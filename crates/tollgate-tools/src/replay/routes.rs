@@ -1,7 +1,7 @@
 //! The routes of the gateway, which a rule can count by.
 
-use tollgate::rules::file::{Parsed, Problems};
-use tollgate::rules::{Facts, PathReading, Routes};
+use tollgate_config::{Parsed, Problems};
+use tollgate_rules::{Facts, PathReading, Routes};
 
 /// Finds the route that would serve a request.
 pub(super) struct RouteFinder {

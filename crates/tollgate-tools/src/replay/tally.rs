@@ -1,7 +1,8 @@
 //! Counts of decisions.
 
-use tollgate::http::Refusal;
-use tollgate::{Outcome, Timestamp};
+use tollgate::Timestamp;
+use tollgate_http::Refusal;
+use tollgate_rules::Outcome;
 
 use super::distinct::DistinctKeys;
 

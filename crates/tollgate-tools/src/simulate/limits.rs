@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use tollgate::rules::file::internal::{AlgorithmName, CostRule, LimitRule, Overflow as OverflowRule};
 use tollgate::{
     Algorithm, FixedWindow, InvalidLimit, LeakyBucket, Limit, Rate, SlidingWindowCounter, SlidingWindowLog, TokenBucket,
 };
+use tollgate_config::internal::{AlgorithmName, CostRule, LimitRule, Overflow as OverflowRule};
 use tollgate_telemetry::limit_summary;
 use tollgate_telemetry::words::human;
 

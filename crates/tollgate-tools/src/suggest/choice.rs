@@ -6,7 +6,7 @@
 //! the most that a bucket admits in one window. Refills so slow that a bucket takes longer than ten windows to be full
 //! again are left out. They fit clients that the log shows once, and deny the same clients when they come back.
 
-use tollgate::internal::demand::{Cover, Demand};
+use tollgate_rules::internal::demand::{Cover, Demand};
 
 /// The most windows that an empty bucket takes to be full again.
 pub(super) const MAX_REFILL_WINDOWS: u32 = 10;
@@ -75,8 +75,8 @@ fn rounded_up(number: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use tollgate::internal::demand::Measure;
     use tollgate::{MINUTE, Rate, Timestamp};
+    use tollgate_rules::internal::demand::Measure;
 
     use super::*;
 

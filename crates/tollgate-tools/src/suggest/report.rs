@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fmt;
 
 use serde_json::{Value, json};
-use tollgate::rules::file::Problems;
+use tollgate_config::Problems;
 use tollgate_telemetry::words::{Grouped, Span, counted};
 
 use super::choice::{Bucket, MAX_REFILL_WINDOWS};

@@ -1,8 +1,8 @@
 //! The effect of a missing client address: `explain` was called without `--ip`.
 
-use tollgate::http::Refusal;
-use tollgate::rules::file::internal::{KeyPart, LimitRule};
-use tollgate::{RuleExplained, RuleState};
+use tollgate_config::internal::{KeyPart, LimitRule};
+use tollgate_http::Refusal;
+use tollgate_rules::{RuleExplained, RuleState};
 use tollgate_telemetry::notice;
 
 use crate::explanation::Explained;

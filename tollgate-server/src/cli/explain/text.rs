@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use tollgate::http::Refusal;
-use tollgate::rules::{ExpressionField, FailedExpression, TokenStatus};
-use tollgate::{Decision, RuleExplained, RuleState};
+use tollgate::Decision;
+use tollgate_http::Refusal;
+use tollgate_rules::{ExpressionField, FailedExpression, TokenStatus};
+use tollgate_rules::{RuleExplained, RuleState};
 use tollgate_telemetry::notice::policy_name;
 
 use super::address::effects_without_address;

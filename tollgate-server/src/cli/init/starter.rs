@@ -6,7 +6,7 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use tollgate::rules::file::{Parsed, Problems};
+use tollgate_config::{Parsed, Problems};
 use tollgate_tools::suggest::{Suggestion, scalar};
 
 use crate::config;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use indicatif::ProgressBar;
-use tollgate::internal::demand::Cover;
+use tollgate_rules::internal::demand::Cover;
 use tollgate_telemetry::notice;
 use tollgate_tools::access_log::{AccessLog, Format, Mappings};
 use tollgate_tools::suggest::{Command, Settings, SuggestError, Suggestion, Window};

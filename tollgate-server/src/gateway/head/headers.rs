@@ -9,16 +9,17 @@ use std::net::IpAddr;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use smallvec::SmallVec;
-use tollgate::internal::{HeaderFact, HeaderLine, is_folded_by_servers, is_forwarding_header, reads_as};
-use tollgate::rules::TrustedProxies;
-use tollgate::rules::file::internal::{
+use tollgate_config::internal::{
     HeaderEdits, HeaderName as FileHeaderName, HeaderValueRule, RequestHeaderEdits, UnderscoreHeaders,
 };
+use tollgate_http::internal::{HeaderLine, is_folded_by_servers, is_forwarding_header, reads_as};
 use tollgate_http1::TrailerNames;
 pub(in crate::gateway) use tollgate_http1::content_length as length;
 pub(in crate::gateway) use tollgate_http1::write::{
     CLOSE, KEEP_ALIVE, UPGRADE, lacks_body, put, put_headers, put_status,
 };
+use tollgate_rules::TrustedProxies;
+use tollgate_rules::internal::HeaderFact;
 
 pub(in crate::gateway) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 

@@ -13,9 +13,9 @@ use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Uri, Version};
 use smallvec::SmallVec;
-use tollgate::Outcome;
-use tollgate::internal::HeaderFacts;
-use tollgate::rules::file::internal::{HostHeader, UpstreamHeader};
+use tollgate_config::internal::{HostHeader, UpstreamHeader};
+use tollgate_rules::Outcome;
+use tollgate_rules::internal::HeaderFacts;
 use tollgate_telemetry::traces::{RequestSpan, TRACEPARENT, TRACESTATE};
 
 use super::headers::{self, Edits, Fate, HeaderFilter, HeaderKind};

@@ -11,12 +11,12 @@ use bytes::Bytes;
 use http::header::DATE;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, Version};
-use tollgate::Outcome;
-use tollgate::internal::HeaderLine;
+use tollgate_http::internal::HeaderLine;
 use tollgate_http1::{
     Ambiguity, BodyDecoder, Framing, InvalidHead, InvalidResponse, ParsedRequest, ParsedResponse, TrailerNames,
     header_slots,
 };
+use tollgate_rules::Outcome;
 
 use crate::gateway::failure::{ConnectError, Failure, Fault};
 use crate::gateway::head::headers::{self, Edits, HeaderBuffer, HeaderFilter, HeaderKind, HeadersView, X_REQUEST_ID};
@@ -399,8 +399,8 @@ pub(super) fn trailers_of_response(lines: HeadersView<'_>, edits: &Edits) -> Tra
 
 #[cfg(test)]
 mod tests {
-    use tollgate::rules::TrustedProxies;
-    use tollgate::rules::file::internal::UnderscoreHeaders;
+    use tollgate_config::internal::UnderscoreHeaders;
+    use tollgate_rules::TrustedProxies;
 
     use super::*;
 

@@ -2,8 +2,8 @@
 
 use std::net::Ipv4Addr;
 
-use tollgate::rules::TrustedProxies;
-use tollgate::rules::file::internal::UnderscoreHeaders;
+use tollgate_config::internal::UnderscoreHeaders;
+use tollgate_rules::TrustedProxies;
 
 use super::codec::PlainRequest;
 use crate::gateway::head::headers::{HeaderBuffer, HeaderFilter, HeadersView};

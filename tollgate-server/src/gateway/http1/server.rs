@@ -25,10 +25,10 @@ use bytes::Bytes;
 use http::Response;
 use tokio::io::AsyncWriteExt;
 use tokio::time::timeout;
-use tollgate::{Check, Outcome};
 use tollgate_http1::BodyDecoder;
 use tollgate_net::deadline::{Alarm, Tick, Wait};
 use tollgate_net::stream::{INPUT_BYTES, LINGER, Stream};
+use tollgate_rules::{Check, Outcome};
 use tollgate_telemetry::traces;
 
 use self::client_io::PendingBody;

@@ -10,9 +10,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf, copy, copy_bidirectional, sink};
 use tokio::time::{sleep, timeout};
-use tollgate::InFlightPermit;
 use tollgate_net::deadline::{Ticks, Wait};
 use tollgate_net::stream::Stream;
+use tollgate_rules::InFlightPermit;
 
 use crate::gateway::site::UpstreamAttempt;
 use crate::gateway::upstream::conn::UpstreamIo;

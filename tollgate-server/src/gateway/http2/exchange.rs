@@ -15,8 +15,8 @@ use http::{Method, Request, Response};
 use http_body_util::BodyExt;
 use hyper::body::Body;
 use tokio::time::timeout;
-use tollgate::{Check, Outcome};
 use tollgate_net::deadline::Alarm;
+use tollgate_rules::{Check, Outcome};
 
 use super::response_body::ToClient;
 use super::stream::{BodySender, StreamBody};

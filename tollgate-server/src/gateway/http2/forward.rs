@@ -9,8 +9,8 @@ use http::header::{Entry, LOCATION};
 use http::request::Parts;
 use http::uri::{Authority, PathAndQuery};
 use http::{HeaderValue, Method, Response, StatusCode, Uri, Version};
-use tollgate::rules::file::internal::UpstreamHeader;
-use tollgate::{InFlightPermit, Outcome};
+use tollgate_config::internal::UpstreamHeader;
+use tollgate_rules::{InFlightPermit, Outcome};
 
 use super::exchange::{Exchange, ReceivedRequest, with_head};
 use super::response_body::{ToClient, UpstreamBody};

@@ -3,7 +3,7 @@
 mod fingerprint;
 
 use rustls::ServerConnection;
-use tollgate::rules::Certificate;
+use tollgate_rules::Certificate;
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 use self::fingerprint::Fingerprints;

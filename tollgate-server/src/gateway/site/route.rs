@@ -9,12 +9,12 @@ use bytes::Bytes;
 use http::uri::PathAndQuery;
 use http::{Response, StatusCode, Uri};
 use smallvec::SmallVec;
-use tollgate::internal::{CleanPath, without_case, without_names_of};
-use tollgate::rules::file::internal::{
+use tollgate_config::internal::{
     Balance, HealthCheckRule, HostHeader, Redirects, RespondRule, RewriteRule, RouteRule, SettingError, UpstreamRule,
 };
-use tollgate::rules::{PathCase, PathReading};
 use tollgate_net::deadline::{Tick, Ticks, Wait};
+use tollgate_rules::internal::{CleanPath, without_case, without_names_of};
+use tollgate_rules::{PathCase, PathReading};
 
 use super::Carryover;
 use crate::gateway::deadline::UpstreamDeadline;

@@ -21,8 +21,8 @@ use http_body_util::BodyExt;
 use hyper::body::Body;
 use tokio::runtime::Handle;
 use tokio::time::{sleep, timeout};
-use tollgate::InFlightPermit;
 use tollgate_net::deadline::Wait;
+use tollgate_rules::InFlightPermit;
 
 use crate::gateway::site::UpstreamAttempt;
 use crate::gateway::tally::Tally;

@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
-use tollgate::rules::file::internal::UpstreamConnectionsRule;
+use tollgate_config::internal::UpstreamConnectionsRule;
 use tollgate_net::deadline::{Tick, Wait};
 use tollgate_net::stream::MaybeTls;
 

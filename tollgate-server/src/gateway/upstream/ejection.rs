@@ -16,7 +16,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use http::StatusCode;
-use tollgate::rules::file::internal::EjectRule;
+use tollgate_config::internal::EjectRule;
 use tollgate_net::deadline::{Tick, Wait};
 
 use crate::gateway::failure::Fault;

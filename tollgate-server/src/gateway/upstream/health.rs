@@ -12,7 +12,7 @@ use http::header::{HOST, USER_AGENT};
 use http::{HeaderValue, Request};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
-use tollgate::rules::file::internal::HealthCheckRule;
+use tollgate_config::internal::HealthCheckRule;
 use tollgate_net::deadline::{Tick, Ticks, Wait};
 use tollgate_telemetry::limit_summary::span;
 use tollgate_telemetry::notice::{Field, Level, join_up_to};

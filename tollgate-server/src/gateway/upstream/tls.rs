@@ -8,7 +8,7 @@ use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{AlertDescription, CertificateError, ClientConfig, Error as TlsError, InvalidMessage, RootCertStore};
 use time::OffsetDateTime;
 use tokio_rustls::TlsConnector;
-use tollgate::rules::file::internal::{SettingError, UpstreamTlsRule};
+use tollgate_config::internal::{SettingError, UpstreamTlsRule};
 use tollgate_net::pem;
 use tollgate_net::tls::MAX_NAMES;
 use tollgate_telemetry::notice::join_up_to;

@@ -190,8 +190,7 @@ mod tests {
     use hyper_util::rt::{TokioExecutor, TokioIo};
     use tokio::sync::watch;
     use tokio::time::Instant;
-    use tollgate::Gate;
-    use tollgate::rules::RuleSet;
+    use tollgate_rules::{Gate, RuleSet};
 
     use super::*;
     use crate::service::connections::{Begun, Requests, Stage, serve_http};

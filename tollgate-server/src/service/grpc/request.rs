@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use smallvec::SmallVec;
-use tollgate::http::Refusal;
-use tollgate::internal::envoy::{DescriptorMatch, FoundLimit};
-use tollgate::rules::{Facts, RuleSet};
-use tollgate::{Checks, Decision, Gate, JointCheck, Outcome};
+use tollgate::Decision;
+use tollgate_http::Refusal;
+use tollgate_rules::internal::envoy::{DescriptorMatch, FoundLimit};
+use tollgate_rules::{Checks, Gate, JointCheck, Outcome};
+use tollgate_rules::{Facts, RuleSet};
 use tollgate_telemetry::unknown::Unknown;
 use tonic::Status;
 

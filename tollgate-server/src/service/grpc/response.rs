@@ -8,7 +8,8 @@ use axum::http::{HeaderMap, header};
 use prost_types::value::Kind;
 use prost_types::{Struct, Value};
 use smallvec::SmallVec;
-use tollgate::{Decision, Outcome};
+use tollgate::Decision;
+use tollgate_rules::Outcome;
 use tollgate_telemetry::unknown::Unknown;
 
 use super::request::{Denials, Descriptors, Overridden, Target};

@@ -19,8 +19,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::any;
 use tokio::time::sleep;
-use tollgate::Outcome;
-use tollgate::rules::Facts;
+use tollgate_rules::{Facts, Outcome};
 
 use self::original::{Original, deny_status};
 use super::super::cross_site::Hosts;

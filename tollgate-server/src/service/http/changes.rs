@@ -6,8 +6,7 @@ use axum::response::{IntoResponse, Response};
 use futures_util::future::{BoxFuture, join_all};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use tollgate::rules::RuleSet;
-use tollgate::{Gate, Outcome, StoreUnavailable};
+use tollgate_rules::{Gate, Outcome, RuleSet, StoreUnavailable};
 
 use super::batch::{Batch, Question, Shape};
 use super::check_request::{invalid_key, resolve_key};

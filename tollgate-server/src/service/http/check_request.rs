@@ -3,8 +3,7 @@
 use axum::http::StatusCode;
 use schemars::JsonSchema;
 use serde::Deserialize;
-use tollgate::rules::{KeyError, NamedRule, RuleSet};
-use tollgate::{Check, Gate};
+use tollgate_rules::{Check, Gate, KeyError, NamedRule, RuleSet};
 
 use super::batch::Question;
 use super::facts::RequestFacts;

@@ -2,8 +2,9 @@
 
 use schemars::JsonSchema;
 use serde::Serialize;
-use tollgate::http::{Refusal, TokenError};
-use tollgate::{Decision, Outcome, Source};
+use tollgate::{Decision, Source};
+use tollgate_http::{Refusal, TokenError};
+use tollgate_rules::Outcome;
 use tollgate_telemetry::decisions::source_name;
 use tollgate_telemetry::seconds::Seconds;
 use tollgate_telemetry::unknown::Unknown;

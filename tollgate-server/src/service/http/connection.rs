@@ -230,9 +230,8 @@ mod tests {
 
     use axum::routing::get;
     use tokio::time::{Instant, sleep};
-    use tollgate::Gate;
-    use tollgate::rules::{KeyPart, Rule, RuleSet};
     use tollgate::{FixedWindow, HOUR, Limit};
+    use tollgate_rules::{Gate, KeyPart, Rule, RuleSet};
 
     use super::*;
 

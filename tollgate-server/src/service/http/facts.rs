@@ -10,9 +10,9 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, Visitor};
-use tollgate::internal::{Unreadable, check_method};
-use tollgate::rules::{Facts, RuleSet};
-use tollgate::{Check, Gate};
+use tollgate_rules::internal::{Unreadable, check_method};
+use tollgate_rules::{Check, Gate};
+use tollgate_rules::{Facts, RuleSet};
 use tollgate_telemetry::unknown::Unknown;
 
 use super::values::{OneOrMany, StringOrStrings};

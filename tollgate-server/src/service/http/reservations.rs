@@ -8,7 +8,8 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use tollgate::{MAX_RESERVATION, ReservationError, Settlement};
+use tollgate::Settlement;
+use tollgate_rules::{MAX_RESERVATION, ReservationError};
 
 use super::batch::parse;
 use super::check_request::{invalid_field, invalid_key, resolve_key};

@@ -8,8 +8,8 @@
 use std::mem::MaybeUninit;
 
 use serde::Deserialize;
-use tollgate::Check;
-use tollgate::http::Refusal;
+use tollgate_http::Refusal;
+use tollgate_rules::Check;
 
 use super::ServiceState;
 use super::check_response::CheckResponse;
@@ -181,8 +181,7 @@ mod tests {
     use axum::http::Request;
     use hyper::service::Service as _;
     use hyper_util::service::TowerToHyperService;
-    use tollgate::Gate;
-    use tollgate::rules::file::RuleFile;
+    use tollgate_config::RuleFile;
 
     use super::super::router;
     use super::*;
@@ -197,7 +196,7 @@ limits:
 ";
 
     async fn state() -> ServiceState {
-        let gate = Gate::open(&RuleFile::parse("rules.yaml", RULES).unwrap()).await.unwrap();
+        let gate = tollgate_config::open_gate(&RuleFile::parse("rules.yaml", RULES).unwrap()).await.unwrap();
         ServiceState { gate, decisions: Arc::new(Decisions::default()), tokens: None }
     }
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
-use tollgate::rules::{NamedRule, RuleSet};
-use tollgate::{Check, Decision, Outcome, StoreUnavailable};
+use tollgate::Decision;
+use tollgate_rules::{Check, NamedRule, Outcome, RuleSet, StoreUnavailable};
 
 use super::Engine;
 use super::catalogue;

@@ -4,7 +4,7 @@ use prost::Message;
 use prost_types::value::Kind;
 use prost_types::{Any, Struct};
 use serde_json::{Map, Number, Value};
-use tollgate::rules::file::internal::{DescriptorConfig, DomainConfig, RateLimitConfig as LimitConfig};
+use tollgate_config::internal::{DescriptorConfig, DomainConfig, RateLimitConfig as LimitConfig};
 
 use super::TYPE_URL;
 use super::bounds::MAX_METADATA_DEPTH;

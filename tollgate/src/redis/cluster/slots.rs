@@ -108,7 +108,6 @@ impl View {
     }
 
     /// Returns the number of its nodes.
-    #[cfg(feature = "file")]
     pub(in crate::redis) fn nodes(&self) -> usize {
         self.masters.len() + self.replicas.len()
     }

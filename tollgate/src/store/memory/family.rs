@@ -564,7 +564,6 @@ impl<'a> FamilyView<'a> {
     }
 
     /// Gives back units of the newest charges, in whichever table the key is.
-    #[cfg(feature = "rules")]
     pub(super) fn credit(self, members: &'a Arc<Members>, hit: HashedHit, now: u64) -> Result<(), Busy> {
         let mut holds = HeldBuckets::default();
         let Some((table, held, slot_ref)) = self.find_or_add(&mut holds, members, hit.fingerprint, now)? else {

@@ -9,7 +9,6 @@ use tollgate::{FixedWindow, Limit, OnStoreFailure, Source};
 
 use super::limiter;
 
-#[cfg(feature = "file")]
 const HOUR: Duration = Duration::from_secs(3600);
 
 async fn limiter_at(server: &RedisServer) -> RedisLimiter {
@@ -46,7 +45,6 @@ async fn published_rules_that_nobody_can_have_published_are_refused() {
     problem.wait_for(Option::is_none).await.expect("it follows");
 }
 
-#[cfg(feature = "file")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_state_is_read_in_parts_up_to_its_bound() {
     let server = RedisServer::start();
@@ -68,7 +66,6 @@ async fn a_state_is_read_in_parts_up_to_its_bound() {
     assert_eq!(limiter.stats().breaker_opened, 0);
 }
 
-#[cfg(feature = "file")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn only_reports_of_the_latest_nodes_up_to_a_size_are_read() {
     let server = RedisServer::start();

@@ -9,9 +9,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
 use tokio::time::timeout;
-use tollgate::Outcome;
 use tollgate_http1::{BodyDecoder, Framing};
 use tollgate_net::deadline::Wait;
+use tollgate_rules::Outcome;
 
 use super::{Http1Server, UnsettledResponse, WAITING_BYTES};
 use crate::gateway::client::Client;

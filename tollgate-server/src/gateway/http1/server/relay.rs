@@ -5,7 +5,7 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http::StatusCode;
-use tollgate::rules::file::internal::UpstreamHeader;
+use tollgate_config::internal::UpstreamHeader;
 use tollgate_http1::{BodyDecoder, Framing};
 
 use super::Http1Server;

@@ -9,11 +9,11 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use http::header::CONNECTION;
 use http::{HeaderValue, Response, StatusCode};
-use tollgate::Outcome;
-use tollgate::internal::WrittenResponse;
-use tollgate::rules::file::internal::UpstreamHeader;
+use tollgate_config::internal::UpstreamHeader;
+use tollgate_http::internal::WrittenResponse;
 use tollgate_http1::InvalidHead;
 use tollgate_net::stream::is_tls_hello;
+use tollgate_rules::Outcome;
 
 use super::client_io::BodyError;
 use super::{AllowedRequest, Http1Server, NextStep, UnsettledResponse};

@@ -15,7 +15,7 @@ use std::net::IpAddr;
 use axum::http::request::Parts;
 use axum::http::uri::{Authority, Scheme};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, header};
-use tollgate::internal::{check_host, check_method, hop_address, is_same_host};
+use tollgate_rules::internal::{check_host, check_method, hop_address, is_same_host};
 
 use super::PATH;
 use crate::service::error_body::{ErrorBody, quoted};
