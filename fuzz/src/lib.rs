@@ -3,8 +3,8 @@
 //! replies of Redis, and messages of HTTP/1, which hyper and llhttp must read as the gateway does.
 //!
 //! Each target is a function that takes bytes and panics if a property does not hold. It uses only the public API of
-//! the library, `CleanPath` and `redis_replies` from `internal`, and `fuzzing` of the server. Where a result can be computed in a second, simpler way, both results
-//! are compared.
+//! the libraries, some items of their `internal`, and `fuzzing` of the server. Where a result can be computed in a second,
+//! simpler way, both results are compared.
 //!
 //! `make fuzz` runs all targets, each for `FUZZ_SECONDS` (60); `make fuzz-jwt` runs one. Inputs that fail are saved in
 //! `fuzz/artifacts/`, and `cargo fuzz run --sanitizer none --features libfuzzer TARGET FILE` repeats one. Once the

@@ -18,7 +18,7 @@
 //! the [`schema`] that is generated from `types`. serde makes the types. `meaning` checks that the values make sense
 //! together. Each step continues after a problem, so that all problems are reported at once.
 //!
-//! It is a crate of its own so that services whose limits are in code build without a YAML parser. Deliberately not here:
+//! This is a separate crate so that services whose limits are in code build without a YAML parser. Deliberately not here:
 //! watching files for changes, and matching requests.
 
 // Shows on each item the feature that it needs. Only docs.rs sets `docsrs`, with a nightly compiler.

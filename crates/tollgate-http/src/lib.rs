@@ -25,11 +25,9 @@
 //! The gateway, the decision service and the tower layer all build their responses here, so clients see no difference
 //! between them. Parts that are the same for every request are formatted once, in a [`Policy`] and a [`Body`].
 //!
-//! It is a crate of its own because a limiter needs no HTTP, and because everything that writes a response should write the
-//! same one. Deliberately not in it: a server, a clock, anything asynchronous, and the decision whether to refuse.
+//! This is a separate crate because a limiter needs no HTTP, and because all servers should send the same responses.
+//! Deliberately not here: a server, a clock, async code, and the decision whether to refuse.
 
-// Shows on each item the feature that it needs. Only docs.rs sets `docsrs`, with a nightly compiler.
-#![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 
 mod body;

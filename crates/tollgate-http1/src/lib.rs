@@ -1,12 +1,12 @@
 //! HTTP/1 messages: bytes to heads and bodies, and back.
 //!
 //! A server behind a proxy may interpret an ambiguous message differently, and take the body of one request for another
-//! request (request smuggling). So whatever has two interpretations is refused here, with the reason.
+//! request (request smuggling). So ambiguous messages are refused here, with the reason.
 //!
 //! Deliberately not here: I/O, buffers, deadlines, the meaning of headers to a proxy, and the target of a request beyond
 //! its characters.
 //!
-//! The crate is for the binary `tollgate` and has no stable API.
+//! The crate is for the binary `tollgate` and its sibling crates, and has no stable API.
 
 #![forbid(unsafe_code)]
 

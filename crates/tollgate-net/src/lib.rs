@@ -1,6 +1,7 @@
-//! What every server needs of a socket: passed sockets, the PROXY header, TLS, descriptors and deadlines.
+//! Sockets of Tollgate's servers: passed sockets, the PROXY header, TLS, descriptors and deadlines.
 //!
-//! Settings are plain structs. Their owners make them from the rule file.
+//! The gateway, the decision service and the admin listener need the same of a socket, so it is here once. Settings are
+//! plain structs, which the server makes from the rule file.
 //!
 //! Deliberately not here: HTTP, limits, the rule file and the command line.
 //!

@@ -5,9 +5,8 @@
 //! [`Facts`], and the rule set turns the facts into hits.
 //!
 //! ```
-//! use tollgate_rules::{Facts, KeyPart, Match, Rule, RuleSet};
-//! use tollgate::{FixedWindow, Limit, Rate, TokenBucket, MINUTE};
-//! use tollgate_rules::Gate;
+//! use tollgate::{FixedWindow, Limit, MINUTE, Rate, TokenBucket};
+//! use tollgate_rules::{Facts, Gate, KeyPart, Match, Rule, RuleSet};
 //!
 //! let per_ip = Rule::new(Limit::new("per-ip", TokenBucket::new(100, Rate::per_second(10)))?).key(KeyPart::ip());
 //! let logins = Rule::new(Limit::new("logins", FixedWindow::new(5, MINUTE))?)
@@ -27,8 +26,8 @@
 //! A [`Gate`] is a rule set with a store: it finds the limits of a request, checks them all or nothing, and describes the
 //! response. Its rules can be replaced while it runs, and counts survive.
 //!
-//! This is a crate of its own because limits that depend on requests need HTTP, and limits alone do not. Deliberately not
-//! in it: a server, and the rule file, which is the crate `tollgate-config`.
+//! This is a separate crate because limits that depend on requests need HTTP, and limits alone do not. Deliberately not
+//! here: a server, and the rule file, which is the crate `tollgate-config`.
 
 // Shows on each item the feature that it needs. Only docs.rs sets `docsrs`, with a nightly compiler.
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -1,12 +1,12 @@
-//! What Tollgate's servers report about themselves: log lines, counters, decisions by limit, spans, and the keys that are
-//! limited most.
+//! Telemetry of Tollgate's servers: log lines, counters, decisions by limit, spans, and the keys that are limited most.
 //!
-//! The gateway and the decision service write to the same counters and the same log, and neither knows the other. So both
-//! are here, below them. The registry that collects all metrics, `/metrics` and the admin API are above, in the server.
+//! The gateway and the decision service write to the same counters and the same log, and do not depend on each other. So
+//! the counters and the log are in a crate below them. The registry of all metrics, `/metrics` and the admin API are in the
+//! server.
 //!
-//! Deliberately not here: sockets, requests, the command line, and the decision whether anybody may see a key.
+//! Deliberately not here: listeners, requests, the command line, and the decision who may see a key.
 //!
-//! The crate is for the binary `tollgate` and has no stable API.
+//! The crate is for the binary `tollgate` and its sibling crates, and has no stable API.
 
 #![forbid(unsafe_code)]
 

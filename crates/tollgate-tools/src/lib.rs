@@ -1,7 +1,7 @@
 //! Tools around limits that need no server: access logs, their replay through rules, simulations, and suggested limits.
 //!
-//! They decide with the library itself, on a clock that follows the requests, so they answer what a server would have
-//! answered. Memory is bounded, however long a log is.
+//! They decide with the same gate as the servers, on a clock that follows the requests, so the decisions are those of a
+//! server. Memory is bounded, however long a log is.
 //!
 //! Deliberately not here: the arguments of the commands, the terminal, and sockets.
 //!

@@ -69,9 +69,8 @@
 //! or an extension that your authentication layer sets: clients must not choose their plan.
 //!
 //! ```
-//! use tollgate_rules::{KeyPart, Rule, RuleSet};
 //! use tollgate::{FixedWindow, Limit, MINUTE};
-//! use tollgate_rules::Gate;
+//! use tollgate_rules::{Gate, KeyPart, Rule, RuleSet};
 //!
 //! #[derive(Clone)]
 //! struct Account {
@@ -93,9 +92,8 @@
 //! A [`ManualClock`](tollgate::ManualClock) moves only when you move it. Limiters and gates accept it:
 //!
 //! ```
-//! use tollgate_rules::{Rule, RuleSet};
 //! use tollgate::{FixedWindow, Limit, Limiter, ManualClock, Timestamp, MINUTE};
-//! use tollgate_rules::Gate;
+//! use tollgate_rules::{Gate, Rule, RuleSet};
 //!
 //! let clock = ManualClock::at(Timestamp::from_secs(1_700_000_000));
 //! let limit = Limit::new("all", FixedWindow::new(10, MINUTE))?;

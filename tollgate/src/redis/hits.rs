@@ -12,11 +12,13 @@ use crate::store::memory::Positions;
 
 impl RedisLimiter {
     /// Returns the wall-clock time of this process.
+    #[doc(hidden)]
     pub fn now(&self) -> crate::units::Timestamp {
         self.0.shared.clock.wall()
     }
 
     /// Prepares a hit for Redis. Its limit must belong to this limiter.
+    #[doc(hidden)]
     pub fn redis_hit(&self, hit: &Hit<'_>) -> RedisHit {
         let (limit, key, cost) = hit.parts();
         debug_assert!(self.limit(limit).is_some(), "rules and their limiter have the same ids");
@@ -32,6 +34,7 @@ impl RedisLimiter {
     }
 
     /// Decides the hits as if the store had failed. Takes all of them, or none.
+    #[doc(hidden)]
     pub fn decide_without_store(&self, mut hits: RedisHits) -> (Decision, RedisHits) {
         let cost = hits.iter().map(|hit| hit.script_hit.cost).max().unwrap_or(0);
         let decision = self.by_policy(&mut hits.iter_mut().collect::<SmallVec<[&mut RedisHit; 2]>>());
@@ -115,6 +118,7 @@ impl RedisLimiter {
 
     /// Combines hits: two on the same key count as one, with the sum of the costs, which is charged to the store only.
     /// Reports the place of each among the combined hits.
+    #[doc(hidden)]
     pub fn combine_hits<'h>(
         hits: impl Iterator<Item = &'h RedisHit>,
         mut place_of_next: impl FnMut(Place),

@@ -7,7 +7,7 @@ use tollgate_config as file;
 
 use crate::{good, messages};
 
-/// `UPDATE_SCHEMA=1 cargo test -p tollgate --features file --test rule_file` writes it anew.
+/// `UPDATE_SCHEMA=1 cargo test -p tollgate-config --all-features --test rule_file` writes it anew.
 #[test]
 fn the_schema_that_is_checked_in_is_the_one_of_the_types() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/tollgate.schema.json");
