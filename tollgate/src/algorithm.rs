@@ -9,7 +9,7 @@
 //! algorithm must not panic on any words.
 
 mod arithmetic;
-pub(crate) mod conversion;
+mod conversion;
 pub(crate) mod fixed_window;
 pub(crate) mod leaky_bucket;
 #[cfg(feature = "redis")]

@@ -143,7 +143,7 @@ impl Limiter {
     /// use it.
     ///
     /// Spent quota stays spent, in units, whatever was changed: quota, rate, window, segments or algorithm. The state
-    /// of a key is converted as it is at the time of this call, even if the key is next used later:
+    /// of a key is converted when the key is next used:
     ///
     /// - A bucket keeps its debt, which is refilled at the new rate.
     /// - A window keeps its count, which counts in the new window that contains the time of the change. A window that
@@ -754,16 +754,10 @@ impl Limiter {
         self.0.store.budget()
     }
 
-    /// Returns the clock.
-    #[cfg(feature = "redis")]
-    pub(crate) fn time_source(&self) -> &TimeSource {
-        &self.0.clock
-    }
-
     /// Returns the largest quota that a limit of this name has or had, and the configurations that may have counted its
-    /// keys, with the times at which they were replaced.
+    /// keys.
     #[cfg(feature = "redis")]
-    pub(crate) fn configurations(&self, limit: LimitId) -> (u64, Vec<(crate::algorithm::Compiled, Option<u64>)>) {
+    pub(crate) fn configurations(&self, limit: LimitId) -> (u64, Vec<crate::algorithm::Compiled>) {
         self.0.store.family(limit).map(crate::store::memory::Family::configurations).unwrap_or_default()
     }
 

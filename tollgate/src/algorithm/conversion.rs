@@ -7,7 +7,6 @@
 //!   entries of a log, the segments of a counter and the opening of a window that the new configuration has open too.
 //! - All other charges count as made at the time of the conversion, the latest possible time. Between different
 //!   algorithms these are all charges that the old configuration counts at that time.
-//! - After a reload, the time of the conversion is that of the reload, unless the state counts more if it is converted now.
 //! - Charges are not cut to the new quota. A key that has spent more waits until enough is refilled.
 //! - A key at rest converts to a key at rest.
 //! - A state of the same meaning in another layout keeps all of its numbers, so the effect of a clock that steps back
@@ -24,54 +23,11 @@ use super::meter::Meter;
 use super::record::Record;
 use super::sliding_window_counter::Counter;
 use super::token_bucket::Interval;
-use super::{Charge, Compiled, LimitAlgorithm, StateWords};
-
-/// The configuration under which a state was written.
-#[derive(Clone, Copy)]
-pub(crate) struct Former<'a> {
-    pub(crate) algorithm: &'a Compiled,
-    /// Time of the reload that replaced it, if one did.
-    pub(crate) replaced_at: Option<u64>,
-}
-
-impl<'a> Former<'a> {
-    /// Returns a configuration that is in force.
-    pub(crate) fn in_force(algorithm: &'a Compiled) -> Self {
-        Self { algorithm, replaced_at: None }
-    }
-
-    /// Returns the most that the state counts, at the reload or now.
-    pub(crate) fn most_spent(self, cells: &impl StateWords, now: u64) -> u64 {
-        let at = self.replaced_at.map_or(now, |replaced_at| replaced_at.min(now));
-        self.algorithm.spent(cells, at).units.max(self.algorithm.spent(cells, now).units)
-    }
-}
+use super::{Charge, Compiled, StateWords};
 
 impl Compiled {
-    /// Converts the state of a key to this configuration. The words of `into` are at rest.
-    ///
-    /// If a reload replaced the former configuration, the state is converted at the time of the reload and at `now`, and the
-    /// result that counts more is used. The first is what the new configuration has given back since. But limits before the
-    /// reload may have been used later, and their charges are too young for the first.
-    pub(crate) fn convert(&self, into: &impl StateWords, old: Former<'_>, from: &impl StateWords, now: u64) -> Fit {
-        let Former { algorithm: old, replaced_at } = old;
-        let fit = self.convert_at(into, old, from, now);
-        let Some(at) = replaced_at.filter(|at| *at < now && !matches!(self, Self::Strikes(_))) else { return fit };
-        let count = |cells| (self.debt_at(cells, now), self.spent(cells, now).units);
-        let counted = count(into);
-        let clear = || super::with_algorithm!(self, algorithm => algorithm.clear(into));
-        clear();
-        let fit_then = self.convert_at(into, old, from, at);
-        // A state that was cut may count more than it shows.
-        if fit_then == Fit::Cut || count(into) > counted {
-            return fit_then;
-        }
-        clear();
-        self.convert_at(into, old, from, now)
-    }
-
-    /// Converts the state of a key of `old` to this configuration, as of `now`. The words of `into` are at rest.
-    fn convert_at(&self, into: &impl StateWords, old: &Self, from: &impl StateWords, now: u64) -> Fit {
+    /// Converts the state of a key of `old` to this configuration. The words of `into` are at rest.
+    pub(crate) fn convert(&self, into: &impl StateWords, old: &Self, from: &impl StateWords, now: u64) -> Fit {
         if self.meaning() == old.meaning() {
             return self.transcribe(into, old, from);
         }

@@ -234,7 +234,7 @@ impl LimitAlgorithm for Interval {
         let (spent, _) = self.spent(cells, self.aligned(now));
         let counted = units.min(self.most_tokens().min(MAX_COUNTED).saturating_sub(spent.tokens));
         let tokens = spent.tokens + counted;
-        self.packing.holds(tokens).then_some(Owed { edit: Spent { tokens, ..spent }, counted, ceiling: 0 })
+        self.packing.holds(tokens).then_some(Owed { edit: Spent { tokens, ..spent }, counted, ceiling: tokens })
     }
 
     /// If the clock has stepped back, the newest period is after `now`, and its units have not come back.

@@ -82,10 +82,7 @@ end
 for index = 1, #limits do
   local p = limits[index]
   p.signature = table.remove(p)
-  while type(p[#p]) == 'table' do
-    local list = table.remove(p)
-    if type(list[2]) == 'number' then p.former = list else p.variants = list end
-  end
+  if type(p[#p]) == 'table' then p.variants = table.remove(p) end
 end
 
 -- Reads the terms at the start of a state: those of the request (`p`) if they have the same signature, or else all
@@ -1167,25 +1164,6 @@ local function owe(k, p, units, ceiling)
   return { window, has + counted, window + p[3] }, counted
 end
 
--- Returns how long ago a reload replaced the terms of a signature, if one did.
-local function age_of(p, signature)
-  local former = p.former
-  for index = 1, former and #former or 0, 2 do
-    if former[index] == signature then return former[index + 1] end
-  end
-end
-
--- Returns whether the state `v` counts more than the state `w`.
-local function counts_more(v, w, p)
-  if p[1] == METER then
-    local is_debt = A[v] > now or (A[v] == now and B[v] > 0)
-    return is_debt and (A[v] > A[w] or (A[v] == A[w] and B[v] > B[w]))
-  end
-  local _, units = spent[p[1]](v, p)
-  local _, others = spent[p[1]](w, p)
-  return units > others
-end
-
 -- Returns the index of the state of a key under these terms: the key itself, or a converted copy (a negative index).
 local copies = 0
 
@@ -1200,14 +1178,7 @@ local function prepare(k, p)
   if terms[k].signature == p.signature then return k end
   copies = copies - 1
   convert(k, terms[k], copies, p)
-  local age = age_of(p, terms[k].signature)
-  if not age or age == 0 or p[1] == STRIKES then return copies end
-  -- The state at the reload, unless limits before it have charged more since: see `conversion.rs`.
-  local time = now
-  now, copies = max(now - age, 0), copies - 1
-  convert(k, terms[k], copies, p)
-  now = time
-  return (cut[copies] or counts_more(copies, copies + 1, p)) and copies or copies + 1
+  return copies
 end
 
 -- Returns how many of the units charged at a moment can still count under other terms than those of the state. `before`

@@ -8,19 +8,18 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::names::Hashes;
-use super::script::{Former, ScriptHit, StoreIndex, Terms};
-use super::stores::{Fleet, Stores};
+use super::script::{ScriptHit, Terms};
+use super::stores::Stores;
 use super::{Fallback, Inner, Receipt, RedisHit, RedisLimiter, TakeFrom, names};
 use crate::algorithm::Compiled;
 use crate::algorithm::succession::Signature;
-use crate::clock::TimeSource;
 use crate::decision::LimitId;
 use crate::error::InvalidLimit;
 use crate::key::Key;
 use crate::limit::{Consistency, Limit};
 use crate::limit_set::{Checked, LimitSet};
 use crate::limiter::Limiter;
-use crate::units::{Timestamp, WallOffset};
+use crate::units::WallOffset;
 
 /// A limit, prepared for Redis.
 pub(super) struct PreparedLimit {
@@ -88,7 +87,7 @@ impl RedisLimiter {
         let ScriptHit { terms, siblings, .. } = &hit.script_hit;
         let known = || siblings.iter().chain([terms]);
         let is_later = |other: &&Compiled| known().all(|known| *known.signature() != other.meaning().signature());
-        let later = configurations.iter().map(|(other, _)| other).filter(is_later);
+        let later = configurations.iter().filter(is_later);
         let later: Vec<Arc<Terms>> = later.map(|other| Arc::new(Terms::new(other, ceiling, Vec::new()))).collect();
         if !later.is_empty() {
             hit.script_hit.siblings = later.into_iter().chain(siblings.iter().cloned()).collect();
@@ -131,7 +130,6 @@ fn name(limit: &Limit) -> Name<'_> {
 /// A limit and its variants, which share keys. A client may choose the numbers of a variant, so the work for a set of
 /// variants grows with their number, and not with its square.
 struct Group<'a> {
-    store: StoreIndex,
     /// The signatures of the variants; empty if all have the same.
     signatures: Arc<[Signature]>,
     /// The signatures of the variants so far.
@@ -140,10 +138,6 @@ struct Group<'a> {
     is_plain: bool,
     /// The largest quota that the limit has or had.
     ceiling: u64,
-    /// When former configurations were replaced, except those of leased limits.
-    replaced: Vec<(Signature, Timestamp)>,
-    /// The terms that the limit had before, with the times at which they were replaced.
-    former: Option<Arc<Former>>,
     /// Terms that the limit has or had, the latest first: one more than a variant has siblings.
     known: Vec<Arc<Terms>>,
     /// The limits of this name before.
@@ -161,19 +155,14 @@ struct IndexedSignatures {
 
 impl<'a> Group<'a> {
     /// Creates the group of a limit of the catalogue.
-    fn new(catalogue: &Limiter, limit: LimitId, store: StoreIndex) -> Self {
+    fn new(catalogue: &Limiter, limit: LimitId) -> Self {
         let (ceiling, configurations) = catalogue.configurations(limit);
-        let replaced = configurations.iter().filter_map(|(other, at)| Some((other.meaning().signature(), (*at)?)));
-        let replaced = replaced.map(|(signature, at)| (signature, Timestamp::from_micros(at))).collect();
-        let known = configurations.iter().map(|(other, _)| Arc::new(Terms::new(other, ceiling, Vec::new()))).collect();
+        let known = configurations.iter().map(|other| Arc::new(Terms::new(other, ceiling, Vec::new()))).collect();
         Self {
             signatures: Arc::default(),
             seen: IndexedSignatures::default(),
             is_plain: false,
             ceiling,
-            replaced,
-            former: None,
-            store,
             known,
             before: Vec::new(),
             unchanged: Vec::new(),
@@ -191,28 +180,14 @@ impl<'a> Group<'a> {
     }
 
     /// Compares the group with the limits before, once all variants are added.
-    fn complete(&mut self, fleet: &Arc<Fleet>, clock: &TimeSource) {
-        let former_before = self.before.first().and_then(|old| old.terms.former.clone());
-        let replaced_before = former_before.as_deref().map_or(&[][..], |former| &*former.replaced_at);
-        let replaced_at = self.replaced_at(replaced_before, clock.now());
-        let is_same_former = *replaced_at == *replaced_before;
-        self.former = match former_before.filter(|former| is_same_former && Arc::ptr_eq(&former.fleet, fleet)) {
-            Some(former) => Some(former),
-            None if replaced_at.is_empty() => None,
-            None => {
-                let (clock, fleet) = (clock.clone(), fleet.clone());
-                Some(Arc::new(Former { replaced_at: replaced_at.into(), clock, fleet }))
-            }
-        };
+    fn complete(&mut self) {
         let Self { ceiling, before, known, .. } = self;
         let signatures = std::mem::take(&mut self.seen).in_order;
         let signatures: Arc<[Signature]> = if signatures.len() > 1 { signatures.into() } else { Arc::default() };
         // Equal lists are one, so that they are compared by their address.
         let earlier = before.iter().map(|old| &old.terms.variants).find(|earlier| ***earlier == *signatures);
         self.signatures = earlier.cloned().unwrap_or(signatures);
-        let is_unchanged = |old: &&&PreparedLimit| {
-            is_same_former && old.ceiling == *ceiling && old.terms.has_variants(&self.signatures)
-        };
+        let is_unchanged = |old: &&&PreparedLimit| old.ceiling == *ceiling && old.terms.has_variants(&self.signatures);
         self.unchanged = before.iter().filter(is_unchanged).copied().collect();
         self.unchanged_by_variant = self.unchanged.iter().map(|old| (old.limit.variant(), *old)).collect();
         let then = before.iter().flat_map(|old| std::iter::once(&old.terms).chain(old.siblings.iter()));
@@ -227,25 +202,6 @@ impl<'a> Group<'a> {
     }
 }
 
-impl Group<'_> {
-    /// Returns the signatures that the limit had before and has no more, the latest first, with the times at which they were
-    /// replaced.
-    fn replaced_at(&self, earlier: &[(Signature, Timestamp)], now: Timestamp) -> Vec<(Signature, Timestamp)> {
-        let by_signature = |(signature, at): &'_ (Signature, Timestamp)| (signature.clone(), *at);
-        let before = self.before.iter().map(|old| (old.terms.signature().clone(), now));
-        let timed = self.replaced.iter().map(by_signature).chain(before).chain(earlier.iter().map(by_signature));
-        let mut replaced: Vec<(Signature, Timestamp)> = Vec::new();
-        for (signature, at) in timed {
-            let is_known =
-                self.seen.known.contains(&signature) || replaced.iter().any(|(other, _)| *other == signature);
-            if !is_known && replaced.len() < MAX_SIBLINGS {
-                replaced.push((signature, at));
-            }
-        }
-        replaced
-    }
-}
-
 impl PreparedLimit {
     /// Prepares limits that replace others. The catalogue has their earlier configurations.
     pub(super) fn all(mut limits: Vec<Limit>, before: &[Self], catalogue: &Limiter, stores: &Stores) -> Box<[Self]> {
@@ -256,17 +212,14 @@ impl PreparedLimit {
         let has_ban = |limit: &Limit| bans.contains(limit.name());
         let stored: Vec<(Compiled, Option<u64>)> = limits.iter().map(|limit| stored(limit, has_ban(limit))).collect();
         for ((id, limit), (compiled, _)) in catalogue.ids().chain(catalogue.variants()).zip(&limits).zip(&stored) {
-            let new = || Group::new(catalogue, id, stores.chosen_by(limit).unwrap_or_default());
-            groups.entry(name(limit)).or_insert_with(new).add(compiled);
+            groups.entry(name(limit)).or_insert_with(|| Group::new(catalogue, id)).add(compiled);
         }
         for old in before {
             if let Some(group) = groups.get_mut(&name(&old.limit)) {
                 group.before.push(old);
             }
         }
-        for group in groups.values_mut() {
-            group.complete(&stores.at(group.store).fleet, catalogue.time_source());
-        }
+        groups.values_mut().for_each(Group::complete);
         let prepared = limits.iter().zip(stored).map(|(limit, (compiled, horizon))| {
             let group = &groups[&name(limit)];
             let store = stores.chosen_by(limit).unwrap_or_default();
@@ -282,7 +235,7 @@ impl PreparedLimit {
             let new = || Terms::new(&compiled, group.ceiling, group.signatures.clone());
             let terms = match namesake.or_else(|| group.unchanged.iter().find(is_same)) {
                 Some(old) => old.terms.clone(),
-                None => Arc::new(new().on(store, hashes.is_some()).after(group.former.clone())),
+                None => Arc::new(new().on(store, hashes.is_some())),
             };
             let others = group.known.iter().filter(|other| other.signature() != terms.signature());
             let siblings = others.take(MAX_SIBLINGS).cloned().collect();
@@ -351,10 +304,9 @@ mod tests {
         let limits: Vec<Limit> = (1..=100).map(|rate| Limit::new("one", bucket(rate)).expect("valid")).collect();
         let limiter = Limiter::builder().limit(limits[0].clone()).build().expect("valid");
         let id = limiter.ids().next().expect("a limit");
-        let (fleet, clock) = (Arc::new(Fleet::new(1, "plain".to_owned())), TimeSource::system().expect("a clock"));
-        let mut group = Group::new(&limiter, id, StoreIndex::default());
+        let mut group = Group::new(&limiter, id);
         limits.iter().chain(&limits).for_each(|limit| group.add(limit.compiled()));
-        group.complete(&fleet, &clock);
+        group.complete();
         assert_eq!(group.signatures.len(), limits.len());
         let prepared = |limit: &Limit| PreparedLimit {
             limit: limit.clone(),
@@ -366,10 +318,10 @@ mod tests {
             horizon: None,
         };
         let before: Vec<PreparedLimit> = limits.iter().map(prepared).collect();
-        let mut next = Group::new(&limiter, id, StoreIndex::default());
+        let mut next = Group::new(&limiter, id);
         limits.iter().for_each(|limit| next.add(limit.compiled()));
         next.before = before.iter().collect();
-        next.complete(&fleet, &clock);
+        next.complete();
         assert!(Arc::ptr_eq(&next.signatures, &group.signatures), "an equal list is the same");
         assert_eq!((next.unchanged.len(), next.known.len()), (limits.len(), MAX_SIBLINGS + 1));
     }

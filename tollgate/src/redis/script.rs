@@ -11,12 +11,10 @@ use std::sync::{Arc, LazyLock};
 use redis::Value;
 use smallvec::SmallVec;
 
-use super::stores::Fleet;
 use super::{StoreError, names};
 use crate::algorithm::portable::{Before, Script, Shape};
 use crate::algorithm::succession::Signature;
 use crate::algorithm::{Charge, Compiled, MAX_COUNTED, MAX_QUOTA};
-use crate::clock::TimeSource;
 use crate::decision::{Admission, Verdict};
 use crate::limiter::reservation::Settlement;
 use crate::units::Timestamp;
@@ -415,22 +413,13 @@ impl Batch {
         let _ = rmp::encode::write_uint(&mut blob, now.map_or(0, |now| now.as_micros().max(1)));
         array(&mut blob, self.terms.len());
         for terms in &self.terms {
-            let ages = terms.former.as_deref().map(Former::ages).unwrap_or_default();
-            let lists = [terms.variants.is_empty(), ages.is_empty()].into_iter().filter(|is_empty| !is_empty).count();
-            array(&mut blob, terms.parameters.len() + lists + 1);
+            array(&mut blob, terms.parameters.len() + usize::from(!terms.variants.is_empty()) + 1);
             for number in &terms.parameters {
                 let _ = rmp::encode::write_sint(&mut blob, *number);
             }
             if !terms.variants.is_empty() {
                 array(&mut blob, terms.variants.len());
                 terms.variants.iter().for_each(|signature| text(&mut blob, signature));
-            }
-            if !ages.is_empty() {
-                array(&mut blob, 2 * ages.len());
-                for (signature, age) in ages {
-                    text(&mut blob, signature);
-                    let _ = rmp::encode::write_uint(&mut blob, age);
-                }
             }
             text(&mut blob, &terms.signature);
         }
@@ -552,34 +541,6 @@ pub(super) fn unreadable() -> StoreError {
     StoreError::unavailable("the reply of the script is not in the expected format")
 }
 
-/// Terms that reloads of this process have replaced. A state under them is converted at the time of the reload.
-///
-/// Another process may use them still, and may have charged a key later. A bucket then looks as if its units had been charged
-/// before the reload, and never refilled since. So the times are used only while this process is the only one.
-pub(super) struct Former {
-    pub(super) replaced_at: Box<[(Signature, Timestamp)]>,
-    pub(super) clock: TimeSource,
-    pub(super) fleet: Arc<Fleet>,
-}
-
-impl Former {
-    /// Returns how long ago each of the terms was replaced, in microseconds.
-    fn ages(&self) -> SmallVec<[(&Signature, u64); 4]> {
-        if !self.fleet.is_alone() {
-            return SmallVec::new();
-        }
-        let now = self.clock.now();
-        let age = |at: &Timestamp| now.as_micros().saturating_sub(at.as_micros());
-        self.replaced_at.iter().map(|(signature, at)| (signature, age(at))).collect()
-    }
-}
-
-impl std::fmt::Debug for Former {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.debug_list().entries(&self.replaced_at).finish()
-    }
-}
-
 /// A limit in the form that the scripts take.
 #[derive(Debug)]
 pub(super) struct Terms {
@@ -595,8 +556,6 @@ pub(super) struct Terms {
     pub(super) signature: Signature,
     /// The signatures of the limit's variants; empty if all have the same. The terms of all variants share the list.
     pub(super) variants: Arc<[Signature]>,
-    /// The terms that the limit had before. The terms of all variants share the list.
-    pub(super) former: Option<Arc<Former>>,
     shape: Shape,
     /// The number of further requests that go directly to the full script, because a log was too long for the small
     /// one.
@@ -625,7 +584,6 @@ impl Terms {
             lean,
             signature,
             variants,
-            former: None,
             shape,
             compiled,
             long,
@@ -636,11 +594,6 @@ impl Terms {
     /// Sets the store that has the keys, and whether they are fields of hashes there.
     pub(super) fn on(self, store: StoreIndex, is_compact: bool) -> Self {
         Self { store, is_compact, ..self }
-    }
-
-    /// Adds the terms that the limit had before.
-    pub(super) fn after(self, former: Option<Arc<Former>>) -> Self {
-        Self { former, ..self }
     }
 
     pub(super) fn signature(&self) -> &Signature {
@@ -681,8 +634,7 @@ impl Terms {
     pub(super) fn with_one_more(&self) -> &Arc<Self> {
         self.with_one_more.get_or_init(|| {
             let ceiling = self.parameters.last().map_or(0, |ceiling| *ceiling as u64);
-            let terms = Self::new(&self.compiled.with_one_more(), ceiling, Vec::new());
-            Arc::new(terms.on(self.store, self.is_compact).after(self.former.clone()))
+            Arc::new(Self::new(&self.compiled.with_one_more(), ceiling, Vec::new()).on(self.store, self.is_compact))
         })
     }
 

@@ -327,11 +327,6 @@ impl Fleet {
         self.nodes.load(Ordering::Relaxed)
     }
 
-    /// Returns whether no other node is known to share the store. Nodes without a local share are not known.
-    pub(super) fn is_alone(&self) -> bool {
-        self.joins.load(Ordering::Relaxed) && self.nodes() == 1
-    }
-
     /// Registers this node from now on: it has a limit with a local share.
     pub(super) fn join(&self) {
         self.joins.store(true, Ordering::Relaxed);

@@ -129,7 +129,7 @@ impl MemoryStore {
     /// Creates a store for these limits. Limits that share a table adopt its layout.
     pub(crate) fn new(limits: &mut [Limit], max_bytes: usize) -> Result<Self, InvalidLimit> {
         let (budget, families) = (Budget::new(max_bytes), Arc::new(Families::default()));
-        let chosen = tables::choose(limits, &families, &[], &budget, Timestamp::EPOCH.as_micros())?;
+        let chosen = tables::choose(limits, &families, &budget, Timestamp::EPOCH.as_micros())?;
         Ok(Self::of(chosen, families, random_seed(), budget))
     }
 
@@ -146,7 +146,7 @@ impl MemoryStore {
     /// Returns a store for other limits with the same keys and memory. Both stores share the state, whatever the
     /// numbers of the limits are.
     pub(crate) fn successor(&self, limits: &mut [Limit], now: Timestamp) -> Result<Self, InvalidLimit> {
-        let chosen = tables::choose(limits, &self.families, &self.tables, &self.budget, now.as_micros())?;
+        let chosen = tables::choose(limits, &self.families, &self.budget, now.as_micros())?;
         Ok(Self::of(chosen, self.families.clone(), self.seed, self.budget.clone()))
     }
 
@@ -154,7 +154,7 @@ impl MemoryStore {
     #[cfg(feature = "redis")]
     pub(crate) fn with_other_keys(&self, limits: &mut [Limit], now: Timestamp) -> Result<Self, InvalidLimit> {
         let families = Arc::new(Families::default());
-        let chosen = tables::choose(limits, &families, &[], &self.budget, now.as_micros())?;
+        let chosen = tables::choose(limits, &families, &self.budget, now.as_micros())?;
         Ok(Self::of(chosen, families, self.seed, self.budget.clone()))
     }
 

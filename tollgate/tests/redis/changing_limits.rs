@@ -134,44 +134,6 @@ async fn a_debt_is_charged_to_the_state_of_any_other_algorithm() {
     }
 }
 
-#[tokio::test]
-async fn a_reload_takes_effect_when_it_happens_and_not_at_the_next_request_of_a_key() {
-    let server = RedisServer::start();
-    let clock = ManualClock::at(START);
-    let at = |micros: u64| clock.set(START.saturating_add(Duration::from_micros(micros)));
-    let log = connect(&server, vec![limit(SlidingWindowLog::new(10, SECOND))], Some(&clock)).await;
-    assert!(log.check_n("ann", 10).await.is_allowed());
-    at(100_000);
-    let slower = changed(&log, SlidingWindowLog::new(10, HOUR));
-    // The entries are too old for the former limit by now, but were not at the reload.
-    at(1_050_000);
-    assert_eq!(left(&slower, "ann").await, 0);
-    assert_eq!(slower.check("ann").await.retry_after(), Some(HOUR - Duration::from_millis(1_050)));
-
-    at(0);
-    let bucket = connect(&server, vec![limit(TokenBucket::new(1_000, Rate::per_second(1_000)))], Some(&clock)).await;
-    assert!(bucket.check_n("ann", 1_000).await.is_allowed());
-    at(100_000);
-    let small = changed(&bucket, TokenBucket::new(10, Rate::per_minute(1)));
-    at(1_100_000);
-    assert_eq!(small.check("ann").await.retry_after(), Some(891 * Duration::from_secs(60) - SECOND));
-}
-
-/// Another node may still count by the former limit.
-#[tokio::test]
-async fn with_several_nodes_a_reload_takes_effect_at_the_next_request_of_a_key() {
-    let server = RedisServer::start();
-    let clock = ManualClock::at(START);
-    let _: () = redis::cmd("FLUSHALL").query(&mut server.connection()).expect("flushed");
-    let bucket = limit(TokenBucket::new(10, Rate::per_second(10)));
-    let builder = RedisLimiter::builder(server.url()).limit(bucket).store_timeout(PATIENCE).expected_nodes(2);
-    let limiter = builder.clock(clock.clone()).connect().await.expect("connects");
-    let slower = changed(&limiter, TokenBucket::new(10, Rate::per_minute(1)));
-    clock.set(START.saturating_add(HOUR));
-    assert!(limiter.check("ann").await.is_allowed());
-    assert_eq!(left(&slower, "ann").await, 9);
-}
-
 /// Algorithms with windows, as functions of the window. The quota is ten units.
 fn windowed() -> [fn(Duration) -> Algorithm; 6] {
     [

@@ -105,7 +105,7 @@ impl Key {
         }
         let (new, old) = (&self.algorithm[config], &self.algorithm[self.holder]);
         let words = Words::new(new.words());
-        let fit = new.convert_at(&words, old, &self.words, now);
+        let fit = new.convert(&words, old, &self.words, now);
         with_algorithm!(new, algorithm => {
             let Step { verdict, edit } = algorithm.decide(&words, now, cost);
             let Some(edit) = edit else { return verdict };
@@ -232,7 +232,7 @@ proptest! {
         if let (Admission::Denied { retry_after }, false) = (denied.admission, matches!(configs[1], Config::Log { all: true, .. })) {
             // Converts the state here, so that the wait is that of the new configuration alone.
             let (new, words) = (&key.algorithm[1], Words::new(key.algorithm[1].words()));
-            let _ = new.convert_at(&words, &key.algorithm[0], &key.words, now);
+            let _ = new.convert(&words, &key.algorithm[0], &key.words, now);
             with_algorithm!(new, algorithm => {
                 prop_assert!(!algorithm.decide(&words, now + retry_after - 1, cost).verdict.is_allowed());
                 prop_assert!(algorithm.decide(&words, now + retry_after, cost).verdict.is_allowed());
@@ -248,7 +248,7 @@ proptest! {
         let later = START + spent.reset_after + 2 * 3_600_000_000;
         let words = Words::new(key.algorithm[1].words());
         if with_algorithm!(&key.algorithm[0], algorithm => algorithm.is_idle(&key.words, later)) {
-            prop_assert_eq!(key.algorithm[1].convert_at(&words, &key.algorithm[0], &key.words, later), Fit::Whole);
+            prop_assert_eq!(key.algorithm[1].convert(&words, &key.algorithm[0], &key.words, later), Fit::Whole);
             prop_assert!(with_algorithm!(&key.algorithm[1], algorithm => algorithm.is_idle(&words, later)));
         }
     }

@@ -17,7 +17,6 @@ use super::claim::{HeldBuckets, SlotRef};
 use super::family::{Converted, Family, FamilyView, HeldSlot, KeyLocation, Member, Members, Usage};
 use super::table::{Busy, Layout, Table, pause};
 use super::{HashedHit, MemoryStore};
-use crate::algorithm::conversion::Former;
 use crate::algorithm::record::RecordedAt;
 use crate::algorithm::{Compiled, Fit, LimitAlgorithm, Owed, StateWords, with_algorithm};
 use crate::budget::Budget;
@@ -42,7 +41,7 @@ pub(super) struct HeldDebtor<'a> {
 }
 
 /// A key's table, the configuration of its words, and its slot.
-type Source<'s, 'a> = (&'a Table, Former<'s>, SlotRef<'a>);
+type Source<'s, 'a> = (&'a Table, &'s Compiled, SlotRef<'a>);
 
 /// Why a key was not charged.
 enum Obstacle {
@@ -104,11 +103,10 @@ impl MemoryStore {
             let mut holds = HeldBuckets::default();
             let restored = view.find(&mut holds, &members, fingerprint).map_err(Obstacle::from).and_then(|location| {
                 let KeyLocation::Here(slot_ref) = location else { return Ok(None) };
-                let from = (view.table, Former::in_force(view.algorithm), slot_ref);
+                let from = (view.table, view.algorithm, slot_ref);
                 view.move_to_debts(&mut holds, &members, (from, view.algorithm), fingerprint, now, |copy| {
                     with_algorithm!(copy.algorithm(), algorithm => algorithm.clear(copy));
                     let _ = copy.algorithm().restore(copy, record, recorded);
-                    view.family.count_owed(copy.algorithm().spent(copy, now).units);
                 })
             });
             drop(holds);
@@ -184,7 +182,8 @@ impl<'a> FamilyView<'a> {
         if member.algorithm.meaning() == self.algorithm.meaning() {
             return Ok(false);
         }
-        let from = (&*member.table, member.former(), slot_ref);
+        self.family.raise_ceiling(member.algorithm.spent(&holds.cells(&member.table, slot_ref), now).units);
+        let from = (&*member.table, &member.algorithm, slot_ref);
         match self.move_to_debts(holds, members, (from, self.algorithm), fingerprint, now, |_| {}) {
             Ok(moved) => Ok(moved.is_some()),
             Err(Obstacle::Busy(busy)) => Err(busy),
@@ -250,7 +249,7 @@ impl<'a> FamilyView<'a> {
                 self.family.charges_debtor(members, member, now)?;
                 let algorithm = self.algorithm.laid_out_as(&member.algorithm, self.family.ceiling());
                 let algorithm = algorithm.unwrap_or_else(|| {
-                    left = Some(self.left_of(member.former(), &holds.cells(&member.table, slot_ref), now));
+                    left = Some(self.left_of(&member.algorithm, &holds.cells(&member.table, slot_ref), now));
                     member.algorithm.clone()
                 });
                 HeldSlot { table: &member.table, algorithm: Cow::Owned(algorithm), slot_ref }
@@ -259,14 +258,14 @@ impl<'a> FamilyView<'a> {
             KeyLocation::There(member, slot_ref)
                 if member.is_in_use() && !self.is_replaced_by_this(members, &location) =>
             {
-                left = Some(self.left_of(member.former(), &holds.cells(&member.table, slot_ref), now));
+                left = Some(self.left_of(&member.algorithm, &holds.cells(&member.table, slot_ref), now));
                 HeldSlot { table: &member.table, algorithm: Cow::Borrowed(&member.algorithm), slot_ref }
             }
             location => match (self.hold_slot(&mut holds, Some(members), fingerprint, now)?, location) {
                 (Some(slot), _) => slot,
                 // The key cannot be moved, so it is charged where it is.
                 (None, KeyLocation::There(member, slot_ref)) => {
-                    left = Some(self.left_of(member.former(), &holds.cells(&member.table, slot_ref), now));
+                    left = Some(self.left_of(&member.algorithm, &holds.cells(&member.table, slot_ref), now));
                     HeldSlot { table: &member.table, algorithm: Cow::Borrowed(&member.algorithm), slot_ref }
                 }
                 (None, _) => return Ok(Charged::default()),
@@ -274,7 +273,6 @@ impl<'a> FamilyView<'a> {
         };
         let HeldSlot { table, algorithm, slot_ref } = slot;
         let is_shared = slot_ref.slot == table.layout.slots;
-        let mut charged = None;
         let left = with_algorithm!(&*algorithm, algorithm => {
             let cells = holds.cells(table, slot_ref);
             let left = left.unwrap_or_else(|| algorithm.decide(&cells, now, 0).verdict.remaining);
@@ -282,19 +280,13 @@ impl<'a> FamilyView<'a> {
             if let Some(Owed { edit, counted, ceiling }) = owed {
                 self.family.raise_ceiling(ceiling);
                 table.apply(algorithm, &mut holds, slot_ref, edit, now);
-                charged = Some(Charged { counted, owed: counted.saturating_sub(left) });
+                return Ok(Charged { counted, owed: counted.saturating_sub(left) });
             }
             left
         });
-        if let Some(charged) = charged {
-            if charged.owed > 0 {
-                self.family.count_owed(algorithm.spent(&holds.cells(table, slot_ref), now).units);
-            }
-            return Ok(charged);
-        }
         if !is_shared && without_room == WithoutRoom::AddTable {
             let mut counted = 0;
-            let from = (table, Former::in_force(&algorithm), slot_ref);
+            let from = (table, &*algorithm, slot_ref);
             let moved = self.move_to_debts(&mut holds, members, (from, &algorithm), fingerprint, now, |copy| {
                 with_algorithm!(copy.algorithm(), algorithm => {
                     if let Some(owed) = algorithm.owe(copy, now, units) {
@@ -303,7 +295,6 @@ impl<'a> FamilyView<'a> {
                         algorithm.apply(copy, owed.edit);
                     }
                 });
-                self.family.count_owed(copy.algorithm().spent(copy, now).units);
             })?;
             if moved.is_some() {
                 return Ok(Charged { counted, owed: counted.saturating_sub(left) });
@@ -320,7 +311,7 @@ impl<'a> FamilyView<'a> {
     }
 
     /// Returns the quota that is left by the numbers of this limit, for a state written under `held`.
-    fn left_of(self, held: Former<'_>, cells: &impl StateWords, now: u64) -> u64 {
+    fn left_of(self, held: &Compiled, cells: &impl StateWords, now: u64) -> u64 {
         let wide = self.algorithm.wide();
         let copy = Converted::of(&wide, &self.table.spill);
         let _ = wide.convert(&copy, held, cells, now);
@@ -338,12 +329,11 @@ impl<'a> FamilyView<'a> {
         now: u64,
         change: impl FnOnce(&Converted<'a>),
     ) -> Result<Option<()>, Obstacle> {
-        let (table, former, slot_ref) = from;
-        let algorithm = former.algorithm;
+        let (table, algorithm, slot_ref) = from;
         let member = members.debts(to).ok_or_else(|| Obstacle::NoDebtTable(Box::new(to.clone())))?;
         self.family.charges_debtor(members, member, now)?;
         let copy = Converted::of(&member.algorithm, &member.table.spill);
-        let fit = member.algorithm.convert(&copy, former, &holds.cells(table, slot_ref), now);
+        let fit = member.algorithm.convert(&copy, algorithm, &holds.cells(table, slot_ref), now);
         if fit == Fit::Cut && member.algorithm.meaning() != algorithm.meaning() {
             // It would take too long to be paid.
             return Ok(None);

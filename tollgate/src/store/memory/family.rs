@@ -10,10 +10,6 @@
 //! configuration, unless both are variants of one limit: a client that alternates between two plans would otherwise
 //! have its charges dated to now again and again, and they would never expire. Such a denial uses a copy.
 //!
-//! A reload takes effect when it happens: a table whose configuration was replaced has the time of the reload, at which the state
-//! of its keys is converted, whenever they are used next. It is kept for as long as the new configurations may count it, unless
-//! memory is short.
-//!
 //! A key is added with all of its home buckets locked, and a table is added to a family before it is used. So if the
 //! list of tables is unchanged once the buckets are locked, no other thread adds the key elsewhere.
 //!
@@ -33,7 +29,6 @@ use super::debts::HeldDebtor;
 use super::decide::WordsView;
 use super::table::{Bucket, Busy, OverflowCounts, Table, pause};
 use super::{HashedHit, Mode};
-use crate::algorithm::conversion::Former;
 use crate::algorithm::spill::Spill;
 use crate::algorithm::{Charge, Compiled, LimitAlgorithm, StateWords, Step, with_algorithm};
 use crate::algorithm::{Fit, Spent};
@@ -51,8 +46,6 @@ pub(crate) struct Family {
     /// The largest quota that the limit has or had, and the largest debt of a key that no quota explains. Buckets of stores that
     /// were made before it was raised read it too.
     pub(super) ceiling: Arc<std::sync::atomic::AtomicU64>,
-    /// The most units that a key has counted beyond the quota.
-    most_owed: std::sync::atomic::AtomicU64,
     /// How often keys of any table have lacked a slot.
     pub(super) overflow: Arc<OverflowCounts>,
     /// Held while a table for debts is added: two threads would each take memory for one.
@@ -76,8 +69,6 @@ pub(super) struct Member {
     pub(super) usage: Weak<Usage>,
     /// Time at which the table was found to be unused.
     pub(super) retired_at: Option<u64>,
-    /// Time of the reload after which no limit of this name had the configuration.
-    pub(super) replaced_at: Option<u64>,
     /// The table of the same meaning that this one replaces, until that is empty.
     pub(super) replaces: Option<Weak<Table>>,
     /// The latest time at which a key was charged here, if the table is for [debts](super::debts).
@@ -92,27 +83,15 @@ impl Member {
             algorithm: algorithm.clone(),
             usage,
             retired_at: None,
-            replaced_at: None,
             replaces: None,
             debts_until: None,
         }
     }
 
-    /// Returns the time until which a key that was last charged at `latest` may count. `others` is the time that charges
-    /// count under the configurations in force.
-    fn counts_until(&self, latest: u64, ceiling: u64, others: u64) -> u64 {
-        let until = latest.saturating_add(self.algorithm.settles_within(ceiling));
-        self.replaced_at.map_or(until, |replaced_at| until.max(replaced_at.saturating_add(others)))
-    }
-
     /// Returns whether all keys are at rest, if the table is for debts.
-    fn debts_are_paid(&self, now: u64, ceiling: u64, others: u64) -> Option<bool> {
+    fn debts_are_paid(&self, now: u64, ceiling: u64) -> Option<bool> {
         let latest = self.debts_until.as_ref()?.load(Ordering::Acquire);
-        Some(now >= self.counts_until(latest, ceiling, others))
-    }
-
-    pub(super) fn former(&self) -> Former<'_> {
-        Former { algorithm: &self.algorithm, replaced_at: self.replaced_at }
+        Some(now >= latest.saturating_add(self.algorithm.settles_within(ceiling)))
     }
 
     pub(super) fn is_in_use(&self) -> bool {
@@ -158,7 +137,6 @@ impl Family {
             has_several: AtomicBool::new(false),
             is_frozen: AtomicBool::new(false),
             ceiling: Arc::default(),
-            most_owed: std::sync::atomic::AtomicU64::default(),
             overflow: Arc::default(),
             adding_debts: Mutex::new(()),
         }
@@ -173,17 +151,10 @@ impl Family {
         self.members.lock().clone()
     }
 
-    /// Returns the largest quota that the limit has or had, and its configurations, with the times of the reloads that
-    /// replaced them.
+    /// Returns the largest quota that the limit has or had, and its configurations.
     #[cfg(feature = "redis")]
-    pub(crate) fn configurations(&self) -> (u64, Vec<(Compiled, Option<u64>)>) {
-        let members = self.members();
-        let replaced_at = |configuration: &Compiled| {
-            let member = members.tables.iter().find(|member| member.algorithm.meaning() == configuration.meaning());
-            member.and_then(|member| member.replaced_at)
-        };
-        let timed = members.configurations.iter().map(|known| (known.clone(), replaced_at(known)));
-        (self.ceiling(), timed.collect())
+    pub(crate) fn configurations(&self) -> (u64, Vec<Compiled>) {
+        (self.ceiling(), self.members().configurations.clone())
     }
 
     pub(super) fn set(&self, members: Members) {
@@ -197,16 +168,6 @@ impl Family {
 
     pub(super) fn ceiling(&self) -> u64 {
         self.ceiling.load(std::sync::atomic::Ordering::Acquire)
-    }
-
-    /// Notes that a key counts this many units, which may be more than its quota.
-    pub(super) fn count_owed(&self, units: u64) {
-        self.most_owed.fetch_max(units, std::sync::atomic::Ordering::AcqRel);
-    }
-
-    /// Returns the most units that a key may count.
-    pub(super) fn most_counted(&self) -> u64 {
-        self.ceiling().max(self.most_owed.load(std::sync::atomic::Ordering::Acquire))
     }
 
     /// Changes the list of tables.
@@ -261,20 +222,19 @@ impl Family {
         self.change(|members| members.retain(|member| !Arc::ptr_eq(&member.table, table)));
     }
 
-    /// Drops tables that no store uses and whose keys are all at rest. If memory is short, it is enough that their former
-    /// configurations count nothing any more.
-    pub(super) fn drop_retired(&self, now: u64, is_short: bool) {
+    /// Drops tables that no store uses and whose keys are all at rest.
+    pub(super) fn drop_retired(&self, now: u64) {
         // While the list is frozen, it is not replaced by an equal one either: decisions start over when it changes.
         let is_frozen = || self.is_frozen.load(Ordering::Relaxed);
         let changes = {
             let members = self.members.lock();
-            !is_frozen() && members.changes_at(now, self.most_counted(), is_short)
+            !is_frozen() && members.changes_at(now, self.ceiling())
         };
         if changes {
             // It may have been frozen in the meantime. Read and written with the lock held.
             self.change(|members| {
                 if !is_frozen() {
-                    members.retire(now, self.most_counted(), is_short);
+                    members.retire(now, self.ceiling());
                 }
             });
         }
@@ -293,19 +253,14 @@ impl Drop for Frozen {
 
 impl Members {
     /// Returns whether a table has become unused since the last call, or can be dropped.
-    fn changes_at(&self, now: u64, ceiling: u64, is_short: bool) -> bool {
-        let others = if is_short { 0 } else { self.counts_for(ceiling) };
-        self.tables.iter().any(|member| match (member.debts_are_paid(now, ceiling, others), member.retired_at) {
+    fn changes_at(&self, now: u64, ceiling: u64) -> bool {
+        self.tables.iter().any(|member| match (member.debts_are_paid(now, ceiling), member.retired_at) {
             (Some(are_paid), _) => are_paid,
             (None, None) => !member.is_in_use(),
-            (None, Some(since)) => member.is_in_use() || now >= member.counts_until(since, ceiling, others),
+            (None, Some(since)) => {
+                member.is_in_use() || now >= since.saturating_add(member.algorithm.settles_within(ceiling))
+            }
         })
-    }
-
-    /// Returns the longest time that a charge counts under a configuration in force.
-    fn counts_for(&self, ceiling: u64) -> u64 {
-        let in_force = self.tables.iter().filter(|member| member.replaced_at.is_none());
-        in_force.map(|member| member.algorithm.settles_within(ceiling)).max().unwrap_or(0)
     }
 
     fn retain(&mut self, is_kept: impl FnMut(&mut Member) -> bool) {
@@ -317,10 +272,9 @@ impl Members {
     }
 
     /// Marks tables that are no longer used, and drops those whose keys are all at rest.
-    pub(super) fn retire(&mut self, now: u64, ceiling: u64, is_short: bool) {
-        let others = if is_short { 0 } else { self.counts_for(ceiling) };
+    pub(super) fn retire(&mut self, now: u64, ceiling: u64) {
         self.retain(|member| {
-            if let Some(are_paid) = member.debts_are_paid(now, ceiling, others) {
+            if let Some(are_paid) = member.debts_are_paid(now, ceiling) {
                 return !are_paid;
             }
             if member.is_in_use() {
@@ -328,7 +282,7 @@ impl Members {
                 return true;
             }
             let since = *member.retired_at.get_or_insert(now);
-            now < member.counts_until(since, ceiling, others)
+            now < since.saturating_add(member.algorithm.settles_within(ceiling))
         });
     }
 }
@@ -346,7 +300,7 @@ impl<'a> FamilyView<'a> {
     pub(super) fn read_key<R>(
         self,
         fingerprint: u64,
-        read: impl Fn(&Members, Former<'_>, &WordsView<'_, '_>) -> R,
+        read: impl Fn(&Members, &Compiled, &WordsView<'_, '_>) -> R,
     ) -> Option<R> {
         let mut attempts = 0;
         loop {
@@ -354,8 +308,8 @@ impl<'a> FamilyView<'a> {
             let view = self.with_members(&members);
             let mut holds = HeldBuckets::default();
             let (table, held, slot_ref) = match view.find(&mut holds, &members, fingerprint) {
-                Ok(KeyLocation::Here(slot_ref)) => (view.table, Former::in_force(view.algorithm), slot_ref),
-                Ok(KeyLocation::There(member, slot_ref)) => (&*member.table, member.former(), slot_ref),
+                Ok(KeyLocation::Here(slot_ref)) => (view.table, view.algorithm, slot_ref),
+                Ok(KeyLocation::There(member, slot_ref)) => (&*member.table, &member.algorithm, slot_ref),
                 Ok(KeyLocation::Nowhere) => return None,
                 Err(_) => {
                     drop(holds);
@@ -416,8 +370,7 @@ impl<'a> FamilyView<'a> {
             // the key is decided on by it.
             let wide = self.algorithm.wide();
             let copy = Converted::of(&wide, &self.table.spill);
-            let cells = holds.cells(&member.table, *slot_ref);
-            let _ = wide.convert(&copy, member.former(), &cells, now);
+            let _ = wide.convert(&copy, &member.algorithm, &holds.cells(&member.table, *slot_ref), now);
             let verdict = with_algorithm!(&wide, algorithm => algorithm.decide(&copy, now, cost).verdict);
             if mode == Mode::Peek || cost == 0 {
                 return Ok(Some(verdict));
@@ -669,10 +622,10 @@ impl<'a> FamilyView<'a> {
         match location {
             KeyLocation::There(member, slot_ref) => {
                 let cells = holds.cells(&member.table, *slot_ref);
-                let fit = self.algorithm.convert(&copy, member.former(), &cells, now);
+                let fit = self.algorithm.convert(&copy, &member.algorithm, &cells, now);
                 if fit == Fit::Cut && self.algorithm.is_bucket() {
                     // A bucket has room for every debt up to the ceiling.
-                    let units = member.former().most_spent(&cells, now);
+                    let units = member.algorithm.spent(&cells, now).units;
                     if units > self.family.ceiling() {
                         self.family.raise_ceiling(units);
                         return Err(Busy::Held);
@@ -797,7 +750,7 @@ fn without_room(verdict: &Verdict) -> Verdict {
 #[cold]
 #[inline(never)]
 pub(super) fn decide(view: FamilyView<'_>, hit: HashedHit, now: u64, mode: Mode) -> Option<Verdict> {
-    view.family.drop_retired(now, view.table.is_full());
+    view.family.drop_retired(now);
     let members = view.family.members();
     view.with_members(&members).decide(&members, hit, now, mode)
 }

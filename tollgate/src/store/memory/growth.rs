@@ -429,7 +429,7 @@ impl MemoryStore {
         // A reload would choose from the same tables.
         let families = self.families.0.lock();
         for family in families.values() {
-            family.drop_retired(now, false);
+            family.drop_retired(now);
             free_replaced(family, now);
         }
         let (mut tables, mut usages) = (self.tables.clone(), self.usages.clone());

@@ -3,8 +3,7 @@
 
 use super::family::{Converted, FamilyView};
 use super::{HashedHit, MemoryStore};
-use crate::algorithm::conversion::Former;
-use crate::algorithm::{LimitAlgorithm, StateWords, with_algorithm};
+use crate::algorithm::{Compiled, LimitAlgorithm, StateWords, with_algorithm};
 use crate::decision::{Admission, Verdict};
 use crate::limit::Limit;
 use crate::units::Timestamp;
@@ -13,15 +12,14 @@ impl MemoryStore {
     /// Returns the microseconds until the key of a hit owes nothing, or `None` if it owes nothing now.
     pub(crate) fn owes_for(&self, limits: &[Limit], hit: HashedHit, now: Timestamp) -> Option<u64> {
         let view = self.family_view(limits, hit.limit)?;
-        let now = now.as_micros();
-        view.read_key(hit.fingerprint, |_, held, cells| view.wait_for_quota(held, cells, now)).flatten()
+        view.read_key(hit.fingerprint, |_, held, cells| view.wait_for_quota(held, cells, now.as_micros())).flatten()
     }
 }
 
 impl FamilyView<'_> {
     /// Decides on a copy of a state, written under `held`. With a quota of one unit more, a request of one unit is denied
     /// exactly while the key owes.
-    fn wait_for_quota(self, held: Former<'_>, cells: &impl StateWords, now: u64) -> Option<u64> {
+    fn wait_for_quota(self, held: &Compiled, cells: &impl StateWords, now: u64) -> Option<u64> {
         let larger = self.algorithm.wide().with_one_more();
         let copy = Converted::of(&larger, &self.table.spill);
         let _ = larger.convert(&copy, held, cells, now);

@@ -13,11 +13,11 @@ use std::sync::Arc;
 
 use super::claim::HeldBuckets;
 use super::decide::{Copied, SEAL, WordsView};
-use super::family::{Converted, Family, HeldSlot, Member};
+use super::family::{Converted, Family, HeldSlot};
 use super::table::{Bucket, EMPTY, Table, header_within_bound, hold_unchanged, pause, unchanged};
 use super::{MemoryStore, tables};
 use crate::algorithm::record::{Numbers, Record, RecordedAt};
-use crate::algorithm::{Algorithm, Fit, with_algorithm};
+use crate::algorithm::{Algorithm, Compiled, Fit, with_algorithm};
 use crate::budget::Budget;
 use crate::decision::LimitId;
 use crate::error::InvalidLimit;
@@ -32,8 +32,8 @@ pub(crate) struct Section<'a> {
     pub(crate) ceiling: u64,
     table: &'a Arc<Table>,
     family: &'a Family,
-    /// Tables of former configurations.
-    former: Vec<Member>,
+    /// Tables of former configurations, with the algorithm that reads their words.
+    former: Vec<(Arc<Table>, Compiled)>,
 }
 
 /// A limit as a snapshot describes it.
@@ -63,7 +63,7 @@ impl MemoryStore {
             let members = family.members();
             let is_first = families.insert(Arc::as_ptr(family).addr());
             let former = members.tables.iter().filter(|member| !in_use.contains(&Arc::as_ptr(&member.table).addr()));
-            let former = former.filter(|_| is_first).cloned();
+            let former = former.filter(|_| is_first).map(|member| (member.table.clone(), member.algorithm.clone()));
             sections.push(Section { limit, ceiling: family.ceiling(), table, family, former: former.collect() });
         }
         sections
@@ -80,7 +80,7 @@ impl MemoryStore {
         for (section, limit) in sections.iter().zip(&*limits) {
             families.raise(limit, section.ceiling);
         }
-        let chosen = tables::choose(limits, &families, &[], &budget, Timestamp::EPOCH.as_micros())?;
+        let chosen = tables::choose(limits, &families, &budget, Timestamp::EPOCH.as_micros())?;
         Ok(Self::of(chosen, families, seed, budget))
     }
 
@@ -132,34 +132,36 @@ impl Section<'_> {
         let (now, algorithm) = (now.as_micros(), self.limit.compiled());
         // Keys move from former tables to this one: a key that moves in the meantime is read twice, and the later
         // record counts.
-        for member in &self.former {
-            self.visit_other(member, (now, wall_offset), &mut see)?;
+        for (table, before) in &self.former {
+            self.visit_other(table, before, (now, wall_offset), &mut see)?;
         }
         self.table.visit(|cells| algorithm.record(cells, now, wall_offset), &mut see)?;
         // A smaller table may replace this one, and keys move there in the meantime.
         let members = self.family.members();
         let mut replacing = members.tables.iter().filter(|member| member.replaces(self.table));
-        replacing.try_for_each(|member| self.visit_other(member, (now, wall_offset), &mut see))
+        replacing
+            .try_for_each(|member| self.visit_other(&member.table, &member.algorithm, (now, wall_offset), &mut see))
     }
 
     /// Visits the keys of another table of the limit, converted to this configuration.
     fn visit_other<E>(
         &self,
-        member: &Member,
+        table: &Table,
+        before: &Compiled,
         (now, wall_offset): (u64, i64),
         see: &mut impl FnMut(u64, &Record) -> Result<(), E>,
     ) -> Result<(), E> {
-        let (algorithm, before) = (self.limit.compiled(), &member.algorithm);
+        let algorithm = self.limit.compiled();
         let converted = |cells: &WordsView<'_, '_>| {
             // The layout of this limit may have no room for a debt.
             if before.meaning() == algorithm.meaning() {
                 return before.record(cells, now, wall_offset);
             }
             let copy = Converted::of(algorithm, &self.table.spill);
-            let _ = algorithm.convert(&copy, member.former(), cells, now);
+            let _ = algorithm.convert(&copy, before, cells, now);
             algorithm.record(&copy, now, wall_offset)
         };
-        member.table.visit(converted, see)
+        table.visit(converted, see)
     }
 }
 

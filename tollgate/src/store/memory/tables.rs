@@ -1,7 +1,7 @@
 //! Assigning a table to each limit: an existing one of the same meaning, or a new one in its family.
 
 use std::cmp::Reverse;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -54,8 +54,6 @@ struct PlannedMembers {
     /// The largest quota that the limit will have had.
     ceiling: u64,
     by_meaning: ByMeaning,
-    /// The meanings of its limits.
-    in_force: HashSet<Meaning>,
     frozen: Frozen,
 }
 
@@ -81,12 +79,10 @@ impl ByMeaning {
     }
 }
 
-/// Chooses a table for every limit. A limit that shares a table adopts its layout. `before` are the tables of the limits that
-/// these replace. If it fails, nothing changes.
+/// Chooses a table for every limit. A limit that shares a table adopts its layout. If it fails, nothing changes.
 pub(super) fn choose(
     limits: &mut [Limit],
     families: &Families,
-    before: &[Arc<Table>],
     budget: &Budget,
     now: u64,
 ) -> Result<Chosen, InvalidLimit> {
@@ -98,18 +94,12 @@ pub(super) fn choose(
             let family = known.get(&name).cloned().unwrap_or_else(|| Arc::new(Family::new()));
             let (members, frozen) = family.freeze();
             let ceiling = family.ceiling();
-            PlannedMembers {
-                family,
-                members,
-                ceiling,
-                by_meaning: ByMeaning::default(),
-                in_force: HashSet::new(),
-                frozen,
-            }
+            PlannedMembers { family, members, ceiling, by_meaning: ByMeaning::default(), frozen }
         });
         draft.ceiling = draft.ceiling.max(limit.quota());
     }
     for PlannedMembers { family, members, ceiling, by_meaning, .. } in planned.values_mut() {
+        members.retire(now, *ceiling);
         for member in &mut members.tables {
             member.algorithm = member.algorithm.raised_to(*ceiling).watching_ceiling(&family.ceiling);
         }
@@ -124,7 +114,7 @@ pub(super) fn choose(
     let of_limits = if has_bans { budget.keeping_one_in(KEPT_FOR_BANS) } else { budget.clone() };
     for index in order {
         let found = planned.get_mut(&name_of(&limits[index]));
-        let Some(PlannedMembers { family, members, ceiling, by_meaning, in_force, .. }) = found else { continue };
+        let Some(PlannedMembers { family, members, ceiling, by_meaning, .. }) = found else { continue };
         let compiled = limits[index].compiled().with_ceiling(*ceiling).watching_ceiling(&family.ceiling);
         let (compiled, table, usage) = match members.shared_by(&compiled, by_meaning.positions(&compiled), *ceiling) {
             Some(shared) => shared,
@@ -145,14 +135,8 @@ pub(super) fn choose(
             }
         };
         members.remember(&compiled);
-        in_force.insert(compiled.meaning());
         limits[index] = limits[index].with_compiled(compiled);
         tables[index] = Some((table, (family.clone(), usage)));
-    }
-    let before: HashSet<*const Table> = before.iter().map(Arc::as_ptr).collect();
-    for PlannedMembers { family, members, ceiling, in_force, .. } in planned.values_mut() {
-        members.replace_by(in_force, &before, now);
-        members.retire(now, family.most_counted().max(*ceiling), false);
     }
     // No list stays frozen while keys are moved: decisions on some keys wait for it.
     let changed: Vec<_> = planned
@@ -170,7 +154,7 @@ pub(super) fn choose(
     }
     // Keep removed limits while they have live keys.
     known.retain(|_, family| {
-        family.drop_retired(now, false);
+        family.drop_retired(now);
         !family.members().tables.is_empty()
     });
     let (tables, owners): (Vec<_>, Vec<Owner>) = tables.into_iter().flatten().unzip();
@@ -206,22 +190,6 @@ impl Members {
         let usage = Arc::new(Usage);
         self.tables.push(Member::new(&table, compiled, &usage));
         (compiled.clone(), table, usage)
-    }
-
-    /// Notes the time of the reload in the tables of configurations that limits of these meanings replace. Those that were
-    /// replaced earlier keep the time, unless the tables `before` were in use until now.
-    fn replace_by(&mut self, in_force: &HashSet<Meaning>, before: &HashSet<*const Table>, now: u64) {
-        let is_before = |member: &&Member| before.contains(&Arc::as_ptr(&member.table));
-        let ended: HashSet<Meaning> =
-            self.tables.iter().filter(is_before).map(|member| member.algorithm.meaning()).collect();
-        for member in &mut self.tables {
-            let meaning = member.algorithm.meaning();
-            if in_force.contains(&meaning) {
-                member.replaced_at = None;
-            } else if member.replaced_at.is_none() || ended.contains(&meaning) {
-                member.replaced_at = Some(now);
-            }
-        }
     }
 
     fn remember(&mut self, compiled: &Compiled) {
@@ -330,7 +298,7 @@ mod tests {
         let bucket = |millis| TokenBucket::new(10, Rate::new(1, Duration::from_millis(millis)));
         let mut limits: Vec<Limit> =
             rates.clone().map(|rate| Limit::new("one", bucket(rate)).expect("valid")).collect();
-        let chosen = choose(&mut limits, &families, &[], &budget, 0).expect("there is room");
+        let chosen = choose(&mut limits, &families, &budget, 0).expect("there is room");
         let members = chosen.families[0].members();
         let by_meaning = ByMeaning::of(&members);
         for (limit, table) in limits.iter().zip(&chosen.tables) {
@@ -338,7 +306,7 @@ mod tests {
             assert!(Arc::ptr_eq(&members.tables[*position].table, table));
         }
         // The same rates again.
-        let again = choose(&mut limits.clone(), &families, &[], &budget, 0).expect("there is room");
+        let again = choose(&mut limits.clone(), &families, &budget, 0).expect("there is room");
         assert!(again.tables.iter().zip(&chosen.tables).all(|(table, before)| Arc::ptr_eq(table, before)));
     }
 }

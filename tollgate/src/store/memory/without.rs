@@ -2,8 +2,7 @@
 
 use super::family::{Converted, FamilyView, Members};
 use super::{HashedHit, MemoryStore};
-use crate::algorithm::conversion::Former;
-use crate::algorithm::{Charge, LimitAlgorithm, StateWords, with_algorithm};
+use crate::algorithm::{Charge, Compiled, LimitAlgorithm, StateWords, with_algorithm};
 use crate::limit::Limit;
 use crate::units::Timestamp;
 
@@ -11,9 +10,8 @@ impl MemoryStore {
     /// Returns whether a hit would be admitted if these charges of its key were given back. Nothing changes.
     pub(crate) fn admits_without(&self, limits: &[Limit], hit: HashedHit, now: Timestamp, released: &[Charge]) -> bool {
         let Some(view) = self.family_view(limits, hit.limit) else { return false };
-        let now = now.as_micros();
         let admits = view.read_key(hit.fingerprint, |members, held, cells| {
-            view.admits(members, (held, cells), hit.cost, now, released)
+            view.admits(members, (held, cells), hit.cost, now.as_micros(), released)
         });
         // The units of a key without a slot are among those of other such keys.
         admits.unwrap_or(false)
@@ -25,7 +23,7 @@ impl FamilyView<'_> {
     fn admits(
         self,
         members: &Members,
-        (former, cells): (Former<'_>, &impl StateWords),
+        (held, cells): (&Compiled, &impl StateWords),
         cost: u64,
         now: u64,
         released: &[Charge],
@@ -33,9 +31,8 @@ impl FamilyView<'_> {
         let spill = &self.table.spill;
         let wide = self.algorithm.wide();
         // Given back under the configuration that counts them, as a refund is.
-        let held = former.algorithm;
         let copy = Converted::of(held, spill);
-        let _ = held.convert(&copy, Former::in_force(held), cells, now);
+        let _ = held.convert(&copy, held, cells, now);
         let released = released.iter().filter_map(|charge| self.still_counted(members, held, *charge, now));
         with_algorithm!(held, algorithm => for charge in released {
             if let Some(edit) = algorithm.refund(&copy, now, charge) {
@@ -43,7 +40,7 @@ impl FamilyView<'_> {
             }
         });
         let converted = Converted::of(&wide, spill);
-        let _ = wide.convert(&converted, former, &copy, now);
+        let _ = wide.convert(&converted, held, &copy, now);
         with_algorithm!(&wide, algorithm => algorithm.decide(&converted, now, cost).verdict.is_allowed())
     }
 }
