@@ -176,28 +176,6 @@ fn a_reservation_that_expired_stands() {
 }
 
 #[test]
-fn a_refund_does_not_bring_back_units_of_which_denied_requests_took_the_place() {
-    for (quota, denied) in [(3, 1), (3, 6), (20, 1), (20, 19), (20, 40), (300, 100), (300, 600)] {
-        let rig = Rig::of(SlidingWindowLog::new(quota, MINUTE).count_denied());
-        let reserved: Vec<_> = (0..quota)
-            .map(|millis| {
-                rig.set(START_US + 1_000 * millis);
-                rig.limiter.reserve("key", 1, MINUTE).expect("it fits")
-            })
-            .collect();
-        for millis in quota..quota + denied {
-            rig.set(START_US + 1_000 * millis);
-            assert!(!rig.limiter.check("key").is_allowed());
-        }
-        for (reservation, given_back) in reserved.into_iter().rev().zip(1..) {
-            let _ = rig.limiter.refund(reservation);
-            let left = u64::saturating_sub(given_back, denied);
-            assert_eq!(rig.limiter.peek("key").remaining(), left, "{quota} {denied} {given_back}");
-        }
-    }
-}
-
-#[test]
 fn an_estimate_that_does_not_fit_is_denied_like_a_request() {
     for algorithm in algorithms() {
         let rig = Rig::of(algorithm);

@@ -34,17 +34,6 @@ pub(super) enum Counted {
     All,
 }
 
-impl Counted {
-    /// Returns the most units that a log keeps, if the largest quota is `ceiling`. What was admitted in a window is one quota at
-    /// most, so the newest units of two quotas exceed every limit even if all of it is given back.
-    fn kept(self, ceiling: u64) -> u64 {
-        match self {
-            Self::Admitted => ceiling,
-            Self::All => ceiling.saturating_mul(2),
-        }
-    }
-}
-
 impl Default for SlidingWindowLog {
     fn default() -> Self {
         Self::new(10, MINUTE)
@@ -239,10 +228,9 @@ impl Log {
     /// Creates a log with room for `ceiling` units.
     pub(super) fn with_ceiling(limit: u64, window: u64, counted: Counted, ceiling: u64) -> Self {
         let ceiling = ceiling.max(limit);
-        let kept = counted.kept(ceiling);
-        let list = kept > inline::MAX as u64;
-        let inline = if list { INLINE_IN_LONG } else { kept as usize };
-        let layout = Layout { time_bits: bits_for(window), unit_bits: bits_for(kept), inline, list };
+        let list = ceiling > inline::MAX as u64;
+        let inline = if list { INLINE_IN_LONG } else { ceiling as usize };
+        let layout = Layout { time_bits: bits_for(window), unit_bits: bits_for(ceiling), inline, list };
         Self { limit, window, counted, ceiling, raised: None, layout }
     }
 
@@ -260,15 +248,10 @@ impl Log {
         self.raised.as_ref().map_or(0, |raised| raised.load(Ordering::Acquire)).max(self.ceiling)
     }
 
-    fn kept_now(&self) -> u64 {
-        self.counted.kept(self.ceiling_now())
-    }
-
     /// Returns the same limit in the layout of an older one of the same window, if that has room for it.
     pub(super) fn laid_out_as(&self, old: &Self) -> Option<Self> {
         let Layout { unit_bits, inline, list, .. } = old.layout;
-        let kept = self.counted.kept(self.ceiling);
-        let fits = bits_for(kept) <= unit_bits && (list || kept <= inline as u64);
+        let fits = bits_for(self.ceiling) <= unit_bits && (list || self.ceiling <= inline as u64);
         fits.then(|| Self { layout: old.layout, ..self.clone() })
     }
 
@@ -301,13 +284,13 @@ impl Log {
         } else {
             denied(self.window, if counts { 0 } else { remaining }, self.window)
         };
-        let (add, most) = (if counts { cost } else { 0 }, self.kept_now());
+        let (add, most) = (if counts { cost } else { 0 }, self.ceiling_now());
         Step { verdict, edit: Some(Edit::Collapse { now, add, most }) }
     }
 
     /// Returns the wait of a request that is denied in a log of `total` units, its own included if it counts.
     fn wait(&self, log: &Reading<'_, impl StateWords>, expired: u64, total: u64, cost: u64, now: u64) -> Wait {
-        let kept = self.kept_now();
+        let ceiling = self.ceiling_now();
         let (mut seen, mut left) = (0, total);
         let mut wait = Wait { retry_after: None, trim: 0, trimmed: 0 };
         log.visit(|entry| {
@@ -316,7 +299,7 @@ impl Log {
                 return true;
             }
             left -= entry.units.min(left);
-            if left >= kept {
+            if left >= ceiling {
                 (wait.trim, wait.trimmed) = (wait.trim + 1, wait.trimmed + entry.units);
             }
             if left + cost <= self.limit {
@@ -392,7 +375,7 @@ impl Log {
 }
 
 /// The wait of a denied request, if it is allowed once entries leave the window; and the number of oldest entries that
-/// no longer matter, because the log exceeds every limit without them and without all that was admitted.
+/// no longer matter, because the log exceeds every limit without them.
 struct Wait {
     retry_after: Option<u64>,
     trim: u64,
@@ -501,7 +484,7 @@ impl LimitAlgorithm for Log {
         match edit {
             Edit::Move { forget, gone, add } => {
                 self.forget(cells, &mut head, &mut list, forget);
-                let most = self.kept_now();
+                let most = self.ceiling_now();
                 units = self.add(cells, &mut head, &mut list, units.saturating_sub(gone), add, most);
             }
             Edit::Owe { forget, gone, merge, merged, add } => {

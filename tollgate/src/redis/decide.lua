@@ -692,17 +692,13 @@ end
 -- Also returns the decision: result (1 allowed, 0 denied, 2 never possible), remaining, retry, reset.
 judge[LOG] = function(k, p, cost)
   local limit, window, counts_denied, ceiling = p[2], p[3], p[4] == 1, max(p[5], K[k] or 0)
-  -- Even if all that was admitted is given back, which is one quota at most, the newest units of two exceed every limit.
-  local most = counts_denied and 2 * ceiling or ceiling
   local log = logs[k]
   local total, newest, last_units = log_now(log)
   if newest > now + window then
     local units = min(total, limit)
     local remaining = limit - units
     local counts = cost <= remaining or (counts_denied and cost <= limit)
-    local edit = {
-      collapse = true, add = counts and cost or 0, total = total, ceiling = ceiling, most = most, ends = now + window,
-    }
+    local edit = { collapse = true, add = counts and cost or 0, total = total, ceiling = ceiling, ends = now + window }
     if cost > limit then return false, edit, { 2, remaining, 0, window } end
     if cost <= remaining then return true, edit, { 1, remaining - cost, 0, window } end
     return false, edit, { 0, counts and 0 or remaining, window, window }
@@ -714,8 +710,7 @@ judge[LOG] = function(k, p, cost)
   local remaining = max(limit - units, 0)
   local until_gone = held + window - now
   local edit = {
-    empty = total == 0, block = block, count = count, at = held, add = cost, ceiling = ceiling, most = most,
-    ends = held + window,
+    empty = total == 0, block = block, count = count, at = held, add = cost, ceiling = ceiling, ends = held + window,
   }
   if cost > 0 and cost <= remaining then return true, edit, { 1, remaining - cost, 0, until_gone } end
   local reset_after = 0
@@ -745,7 +740,10 @@ judge[LOG] = function(k, p, cost)
     end
   end
   if not counts_denied then return false, nil, { 0, remaining, retry, reset_after } end
-  if units > 0 and left >= most then edit.block, edit.count = split_by_units(log, gone + left - most) end
+  if units > 0 and left >= ceiling then
+    -- Without its oldest entries the log still exceeds every limit, so they can be dropped.
+    edit.block, edit.count = split_by_units(log, gone + left - ceiling)
+  end
   return false, edit, { 0, max(limit - units - cost, 0), retry, until_gone }
 end
 
