@@ -59,6 +59,7 @@ pub use self::problem::{Position, Problem, Problems, Severity};
 pub use self::schema::schema;
 pub use self::types::RuleFile;
 pub use tollgate;
+pub use tollgate_rules;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

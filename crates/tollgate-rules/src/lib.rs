@@ -109,6 +109,7 @@ pub use self::set::UnknownPlan;
 pub(crate) use self::set::{Phase, Refused, RuleHit, RuleMatch};
 pub use self::set::{RuleSet, RuleSetBuilder};
 pub use tollgate;
+pub use tollgate_http;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -65,6 +65,7 @@ pub use self::layer::RateLimitLayer;
 pub use self::limits::{LimitDecision, PeerAddress};
 pub use self::service::RateLimit;
 pub use tollgate;
+pub use tollgate_rules;
 
 #[cfg(all(doctest, feature = "axum"))]
 #[doc = include_str!("../README.md")]
