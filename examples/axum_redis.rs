@@ -8,9 +8,9 @@ use std::net::SocketAddr;
 use axum::Router;
 use axum::routing::get;
 use tollgate::redis::RedisLimiter;
+use tollgate::{FixedWindow, HOUR, Limit, OnStoreFailure};
 use tollgate_rules::{Gate, KeyPart, Rule, RuleSet};
 use tollgate_tower::RateLimitLayer;
-use tollgate::{FixedWindow, Limit, OnStoreFailure, HOUR};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -9,9 +9,9 @@ use axum::extract::Request;
 use axum::middleware::{Next, from_fn};
 use axum::response::Response;
 use axum::routing::get;
+use tollgate::{FixedWindow, Limit, MINUTE};
 use tollgate_rules::{Gate, KeyPart, Rule, RuleSet};
 use tollgate_tower::RateLimitLayer;
-use tollgate::{FixedWindow, Limit, MINUTE};
 
 /// The account that sent the request.
 #[derive(Clone)]

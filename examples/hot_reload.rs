@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::routing::get;
-use tollgate_rules::{Gate, RuleSet};
 use tollgate_config::RuleFile;
+use tollgate_rules::{Gate, RuleSet};
 use tollgate_tower::RateLimitLayer;
 
 fn load(file: &Path) -> Result<RuleSet, Box<dyn std::error::Error>> {

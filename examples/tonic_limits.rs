@@ -1,9 +1,9 @@
 //! A gRPC server behind the layer. A client that exceeds its limit gets `RESOURCE_EXHAUSTED` and the time to wait.
 
 use tokio::net::TcpListener;
+use tollgate::{FixedWindow, Limit, MINUTE};
 use tollgate_rules::{Gate, KeyPart, Match, Rule, RuleSet};
 use tollgate_tower::RateLimitLayer;
-use tollgate::{FixedWindow, Limit, MINUTE};
 use tonic::transport::server::{TcpConnectInfo, TcpIncoming};
 use tonic::transport::{Endpoint, Server};
 use tonic_health::pb::HealthCheckRequest;

@@ -1,8 +1,8 @@
 //! CEL expressions: refused with a reason, or evaluated with the same result each time for the same request.
 
 use http::{HeaderMap, HeaderName, HeaderValue};
-use tollgate_rules::{Facts, Gate, RuleState};
 use tollgate_config::RuleFile;
+use tollgate_rules::{Facts, Gate, RuleState};
 
 use crate::gates;
 use crate::refusals::check_refusal;

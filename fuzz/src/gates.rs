@@ -3,9 +3,9 @@
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
+use tollgate::{Limiter, ManualClock, Timestamp};
 use tollgate_config::RuleFile;
 use tollgate_rules::{Explanation, Facts, Gate, RuleSet, RuleState};
-use tollgate::{Limiter, ManualClock, Timestamp};
 
 /// A moment in November 2023. Any other would do.
 const TODAY: Timestamp = Timestamp::from_secs(1_700_000_000);

@@ -9,8 +9,8 @@ use http::header::AUTHORIZATION;
 use http::{HeaderMap, HeaderValue};
 use serde_json::{Map, Value};
 use sha2::Sha256;
-use tollgate_rules::{Facts, Gate};
 use tollgate_config::RuleFile;
+use tollgate_rules::{Facts, Gate};
 
 use crate::gates;
 

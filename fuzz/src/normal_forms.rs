@@ -133,7 +133,8 @@ impl Sent {
     fn key(&self, rule: usize) -> Option<String> {
         let key = gates::key(&GATE, rule, &self.facts())?;
         let explanation = gates::explained(&GATE, &self.facts());
-        let is_refused = explanation.rules.iter().any(|rule| matches!(rule.state, tollgate_rules::RuleState::Refused(_)));
+        let is_refused =
+            explanation.rules.iter().any(|rule| matches!(rule.state, tollgate_rules::RuleState::Refused(_)));
         (!is_refused).then(|| key.concat())
     }
 

@@ -1,8 +1,10 @@
 //! Paths and globs: all spellings of a path match the same rules and have the same key.
 
-use tollgate_rules::internal::CleanPath;
-use tollgate_rules::{Explanation, Facts, Gate, KeyPart, Match, PathGlob, PathReading, Rule, RuleSet, RuleSetBuilder, RuleState};
 use tollgate::{FixedWindow, InvalidLimit, Limit, MINUTE};
+use tollgate_rules::internal::CleanPath;
+use tollgate_rules::{
+    Explanation, Facts, Gate, KeyPart, Match, PathGlob, PathReading, Rule, RuleSet, RuleSetBuilder, RuleState,
+};
 
 use crate::gates;
 

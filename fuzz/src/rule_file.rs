@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderValue, StatusCode};
-use tollgate_rules::{Facts, Gate, RuleState};
 use tollgate_config::{Parsed, RuleFile};
+use tollgate_rules::{Facts, Gate, RuleState};
 
 use crate::gates;
 use crate::refusals::{check_refusal, check_warnings};
